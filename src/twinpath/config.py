@@ -1,0 +1,85 @@
+"""Every setting of a server, frozen, with unit and reason. Only `cli.py` reads argv, env and files; each room gets its slice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The listening side."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    #: Accepted keys; empty: an open server that takes any key.
+    api_keys: tuple[str, ...] = ()
+    #: Reuse connections (F7).
+    keepalive: bool = True
+    #: Idle seconds before a kept connection is closed; longer than nginx's 75 s so that reuse never races.
+    keepalive_timeout_s: int = 120
+    max_connections: int = 10_000
+    #: Largest request body.
+    max_body_bytes: int = 32 * 1024 * 1024
+    #: CORS: origins allowed to read answers.
+    allowed_origins: tuple[str, ...] = ("*",)
+    #: An SSE comment line is sent when nothing else was for this long: proxies cut silent streams at 50 s.
+    sse_keepalive_s: float = 10.0
+    #: Seconds a write to a slow reader may stall before the request is cancelled.
+    write_timeout_s: float = 60.0
+    #: Seconds that running requests get to finish after the first Ctrl-C or SIGTERM.
+    drain_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine process needs; it crosses the process border as JSON."""
+
+    #: Local path of the model: a GGUF file, a safetensors directory, or a scripted engine's JSON file.
+    model_path: Path
+    kind: Literal["native", "reference", "scripted"] = "native"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    #: None: chosen from the cores at start.
+    threads: int | None = None
+    #: auto or a kernel set's name (avx512vnni, avx2, neon, portable): forcing one is for tests and comparisons.
+    isa: str = "auto"
+    #: 16-bit activations answer as fp32 does; 8 is faster in prefill and changes answers (docs/decisions).
+    activation_bits: Literal[8, 16] = 16
+    page_size: int = 32
+    #: KV pool size; touched lazily. None: 16,384 tokens' worth or the window, whichever is more.
+    kv_cache_mb: int | None = None
+    #: None: the model's own window.
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What one step may hold."""
+
+    max_num_seqs: int = 64
+    #: Tokens in one step. None: chosen for the device (CPU: small, so that cancels and joins are quick).
+    max_num_batched_tokens: int | None = None
+    #: Requests waiting beyond this are refused with 429.
+    max_waiting: int = 4096
+    enable_prefix_caching: bool = True
+    #: Split long prompts over steps; off: a prompt runs in one step.
+    enable_chunked_prefill: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """All of it, after resolution."""
+
+    #: As the user wrote it: alias, path, hf://, pypi://, scripted://.
+    model: str
+    served_model_name: str
+    engine: EngineConfig
+    http: HttpConfig = field(default_factory=HttpConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    #: Overrides the model's own chat template (Jinja text).
+    chat_template: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    #: Sampling defaults that the alias sets on top of the model's generation_config.
+    default_sampling: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,200 @@
+"""The nouns every room shares: requests, events, step plans and step results.
+
+What crosses the process border is a `msgspec.Struct`; what the engine runs is numpy. No torch, no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Int32s = NDArray[np.int32]
+Float32s = NDArray[np.float32]
+
+#: Stands in `StepPlan.tokens` for "the token this slot sampled last", when that token is not known to the caller yet.
+PENDING_TOKEN = -1
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; the first two are OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are chosen. `twinpath.sampling` defines the semantics once; every value here is already valid.
+
+    temperature 0 means greedy; top_k 0, top_p 1, min_p 0, penalties at their neutral value mean "off".
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    #: Always set: the door draws one when the caller gave none. The draw at position p depends on (seed, p) only.
+    seed: int = 0
+    #: Ids that end the request (end-of-turn ids included unless the caller asked to ignore them).
+    stop_token_ids: tuple[int, ...] = ()
+    #: None: off. k >= 0: the chosen token's log-probability and the k best.
+    logprobs: int | None = None
+    #: Same, for every prompt token (`echo` with `logprobs`).
+    prompt_logprobs: int | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid request. Text has become token ids; `request_id` is ours and unique."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    #: Prefix-cache namespace: requests with different salts never share KV.
+    cache_salt: str = ""
+    #: Session key from headers or body, already hashed with the API key; "" when none. A hint, never a lock.
+    session: str = ""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one chosen token and of the `top` best, from the raw logits (before any setting)."""
+
+    token_id: int
+    logprob: float
+    #: (token id, logprob), best first; may or may not hold the chosen token.
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts of one finished request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class TokensEvent(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
+    """New tokens of one request, in order. A stop token is reported too; the text layer leaves it out."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    #: Only on a request's first event, when asked for: one entry per prompt token but the first.
+    prompt_logprobs: list[TokenLogprob] | None = None
+    #: Prompt tokens served from the prefix cache (meaningful on the first event).
+    cached_tokens: int = 0
+
+
+class FinishEvent(msgspec.Struct, frozen=True, tag="finish", array_like=True):
+    """Terminal: the request ended as asked, at a limit, or because it was cancelled."""
+
+    request_id: str
+    reason: FinishReason
+    usage: Usage
+
+
+class ErrorEvent(msgspec.Struct, frozen=True, tag="error", array_like=True):
+    """Terminal: this request failed; others are not touched."""
+
+    request_id: str
+    message: str
+    code: str = "engine_error"
+    status: int = 500
+
+
+#: A request's life: zero or more TokensEvent, then exactly one FinishEvent or ErrorEvent.
+Event = TokensEvent | FinishEvent | ErrorEvent
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInit:
+    """Binds a request to an engine slot before its first row (or again, when it resumes after preemption).
+
+    `history` holds prompt then output tokens known so far; penalties count from it. Positions >= `num_prompt` are output.
+    """
+
+    slot: int
+    sampling: SamplingParams
+    history: Int32s
+    num_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass over ragged rows: decode and prefill mixed, weights read once.
+
+    Segment i (0 <= i < num_segments) covers `lengths[i]` consecutive tokens of the request in `slots[i]`, the first at
+    position `starts[i]`. A slot appears at most once per plan.
+
+    Shapes: slots, starts, lengths int32 [num_segments]; sample bool [num_segments]; tokens int32 [sum(lengths)];
+        block_tables int32 [num_segments, max_pages] (page ids in order, padded with -1; pages for the new tokens included);
+        residual float32 [sum(lengths), hidden] or None.
+    Layers: the half-open range [layer_begin, layer_end) runs. A range that starts after 0 reads `residual`, one that ends
+        before num_layers writes it (caller-owned; embedding only when layer_begin == 0, sampling only when layer_end is last).
+    Invariant: plan n + 1 may be submitted before the result of plan n is known; a decode segment then carries PENDING_TOKEN.
+    """
+
+    step_id: int
+    slots: Int32s
+    starts: Int32s
+    lengths: Int32s
+    sample: NDArray[np.bool_]
+    tokens: Int32s
+    block_tables: Int32s
+    layer_begin: int
+    layer_end: int
+    residual: Float32s | None = None
+    inits: tuple[SlotInit, ...] = ()
+    #: Slots whose state the engine drops once this plan has run.
+    releases: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one plan produced.
+
+    Shapes: counts int32 [num_segments], tokens int32 [sum(counts)]: the sampled tokens per segment, none where the plan did not
+        ask or the segment failed. An engine with depth > 1 returns at most one token per segment.
+    """
+
+    step_id: int
+    counts: Int32s
+    tokens: Int32s
+    #: Per sampled token when the slot asked for log-probabilities: segment index -> one entry per token.
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    #: segment index -> one entry per row whose next token is known (the prompt's), in order.
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    #: segment index -> reason: only that request fails (non-finite logits, for one).
+    failures: dict[int, str] = field(default_factory=dict)
+    #: The step was interrupted between layers; nothing of it counts and it may be planned again.
+    interrupted: bool = False
+    elapsed_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a scheduler must know of an engine."""
+
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+    page_size: int
+    num_pages: int
+    max_slots: int
+    #: Most tokens one plan may carry.
+    max_step_tokens: int
+    #: Plans that may be outstanding.
+    depth: int
+    device: Literal["cpu", "cuda"] = "cpu"
+    description: str = ""
