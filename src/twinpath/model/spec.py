@@ -28,6 +28,8 @@ class RopeSpec:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    #: YaRN: round the blended range outwards to whole pairs.
+    truncate: bool = True
     #: Multiplies cos and sin; None: derived from `factor` where YaRN says so, else 1.
     attention_factor: float | None = None
     #: Per-frequency divisors given by the file (GGUF rope_freqs); overrides `scaling` when set.
