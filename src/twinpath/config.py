@@ -50,6 +50,8 @@ class EngineConfig:
     page_size: int = 32
     #: KV pool size; touched lazily. None: 16,384 tokens' worth or the window, whichever is more.
     kv_cache_mb: int | None = None
+    #: Share of GPU memory for weights and KV (cuda only; `kv_cache_mb` wins over it).
+    gpu_memory_utilization: float = 0.9
     #: None: the model's own window.
     max_model_len: int | None = None
 
