@@ -15,6 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+#: Guards the readers against absurd numbers in damaged files.
+MAX_LAYERS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
