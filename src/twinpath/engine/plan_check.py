@@ -1,0 +1,52 @@
+"""Is a step plan well formed? Every engine asks before it queues one: a scheduler bug is an error, not wrong KV."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinpath.types import EngineInfo, StepPlan
+
+
+def check_plan(plan: StepPlan, info: EngineInfo) -> None:
+    """Shapes, ranges and limits of `plan` against `info`.
+
+    Token ids and page ids are not looked at: those belong to one request and fail only its segment.
+
+    Raises:
+        ValueError: naming the field, its value and the limit.
+    """
+    num_segments = len(plan.slots)
+    for name in ("starts", "lengths", "sample", "block_tables"):
+        if len(getattr(plan, name)) != num_segments:
+            raise ValueError(f"plan.{name} has {len(getattr(plan, name))} entries for {num_segments} slots")
+    if num_segments == 0:
+        raise ValueError("plan has no segments")
+    num_rows = int(plan.lengths.sum())
+    if int(plan.lengths.min()) < 1 or len(plan.tokens) != num_rows:
+        raise ValueError(f"plan.tokens has {len(plan.tokens)} entries, plan.lengths ask for {plan.lengths.tolist()}")
+    if num_rows > info.max_step_tokens:
+        raise ValueError(f"plan carries {num_rows} tokens, the engine takes {info.max_step_tokens}")
+    if (
+        len(np.unique(plan.slots)) != num_segments
+        or int(plan.slots.min()) < 0
+        or int(plan.slots.max()) >= info.max_slots
+    ):
+        raise ValueError(f"plan.slots must be distinct and below {info.max_slots}: {plan.slots.tolist()}")
+    ends = plan.starts + plan.lengths
+    if int(plan.starts.min()) < 0 or int(ends.max()) > info.max_model_len:
+        raise ValueError(f"plan reaches position {int(ends.max())}, the model length is {info.max_model_len}")
+    if int(plan.block_tables.max()) >= info.num_pages:
+        raise ValueError(f"plan names page {int(plan.block_tables.max())} of {info.num_pages}")
+    _check_layers(plan, num_rows, info)
+
+
+def _check_layers(plan: StepPlan, num_rows: int, info: EngineInfo) -> None:
+    if not 0 <= plan.layer_begin < plan.layer_end <= info.num_layers:
+        raise ValueError(f"layers [{plan.layer_begin}, {plan.layer_end}) of a model with {info.num_layers}")
+    whole = plan.layer_begin == 0 and plan.layer_end == info.num_layers
+    if plan.residual is None:
+        if not whole:
+            raise ValueError(f"layers [{plan.layer_begin}, {plan.layer_end}) need a residual buffer")
+    elif plan.residual.shape != (num_rows, info.hidden_size) or plan.residual.dtype != np.float32:
+        got, wanted = f"{plan.residual.shape} {plan.residual.dtype}", f"({num_rows}, {info.hidden_size}) float32"
+        raise ValueError(f"residual is {got}, not {wanted}")
