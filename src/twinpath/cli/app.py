@@ -1,0 +1,127 @@
+"""The `twinpath` command. Each command imports what it needs when it runs, so `twinpath version` loads almost nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from twinpath import __version__
+from twinpath.cli.settings import SETTINGS, load_file
+from twinpath.errors import UserError
+
+app = typer.Typer(
+    name="twinpath",
+    help="An OpenAI-compatible LLM inference server for agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+models_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+
+DEFAULT_MODEL = "smollm2-135m"
+MODEL_HELP = "Alias, GGUF file, safetensors directory, hf://org/name[@rev] or pypi://..."
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def read_config_file(context: typer.Context, path: Path | None) -> Path | None:
+    """Eager callback of --config: the file's values become defaults, below flags and environment."""
+    if path is not None:
+        context.default_map = {**(context.default_map or {}), **load_file(path)}
+    return path
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="TWINPATH_CONFIG", is_eager=True, callback=read_config_file, help="TOML or JSON file of settings."),
+]
+Model = Annotated[str | None, typer.Argument(help=f"{MODEL_HELP} [default: {DEFAULT_MODEL}]", show_default=False)]
+ModelFlag = Annotated[str | None, typer.Option("--model", envvar="TWINPATH_MODEL", help="The same as MODEL.", show_default=False)]
+TensorParallel = Annotated[
+    int, typer.Option("--tensor-parallel-size", envvar="TWINPATH_TENSOR_PARALLEL_SIZE", help="GPUs per model; 1 in this version.")
+]
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes `**values` one typed option per entry of `SETTINGS`."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [setting.parameter() for setting in SETTINGS]
+    command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return command
+
+
+@app.command()
+@with_settings
+def serve(
+    model: Model = None,
+    *,
+    model_flag: ModelFlag = None,
+    config: ConfigFile = None,
+    tensor_parallel_size: TensorParallel = 1,
+    **values: Any,
+) -> None:
+    """Serve a model with an OpenAI-compatible API. Every setting is also TWINPATH_<NAME> and a key of --config."""
+    from twinpath.cli.resolve import choose_model, resolve
+    from twinpath.cli.serve import run_server
+
+    chosen = choose_model(model, model_flag, DEFAULT_MODEL)
+    if tensor_parallel_size != 1:
+        raise UserError("--tensor-parallel-size: only 1 is supported in this version")
+    raise typer.Exit(run_server(resolve(chosen, values)))
+
+
+@app.command()
+def chat(
+    model: Model = None,
+    url: Annotated[str | None, typer.Option(help="A running server; unset: start one for this chat.")] = None,
+    api_key: Annotated[str, typer.Option(envvar="TWINPATH_API_KEY", help="Key that the server asks for.")] = "",
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+) -> None:
+    """Talk to a model in the terminal. Ctrl-C stops an answer, Ctrl-D leaves; /reset forgets, /exit leaves."""
+    from twinpath.cli.chat import run_chat
+
+    raise typer.Exit(run_chat(model or DEFAULT_MODEL, url, api_key=api_key, system=system, max_tokens=max_tokens))
+
+
+@app.command()
+def doctor(as_json: JsonFlag = False) -> None:
+    """Check what this machine offers and what would stop or slow a server."""
+    from twinpath.cli.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(as_json))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"twinpath {__version__}")
+
+
+@models_app.command("list")
+def models_list(as_json: JsonFlag = False) -> None:
+    """List known aliases and what is on this disk."""
+    from twinpath.cli.models import list_models
+
+    list_models(as_json)
+
+
+@models_app.command("pull")
+def models_pull(model: Annotated[str, typer.Argument(help=MODEL_HELP)]) -> None:
+    """Fetch and verify a model; an interrupted download resumes."""
+    from twinpath.cli.models import pull_model
+
+    pull_model(model)
+
+
+@models_app.command("rm")
+def models_rm(model: Annotated[str, typer.Argument(help=MODEL_HELP)]) -> None:
+    """Remove a fetched model from this disk."""
+    from twinpath.cli.models import remove_model
+
+    remove_model(model)

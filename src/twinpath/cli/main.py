@@ -1,0 +1,46 @@
+"""Entry point of the `twinpath` command: turns every mistake of the user into one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from twinpath import __version__
+from twinpath.errors import EngineError, UserError
+
+
+def main() -> None:
+    if sys.argv[1:] in (["version"], ["--version"]):
+        # Asked by scripts and probes, so it loads neither the command tree nor what that imports.
+        print(f"twinpath {__version__}")
+        return
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command and return its exit code."""
+    import typer
+
+    from twinpath.cli.app import app
+    from twinpath.cli.settings import spell_flags
+
+    try:
+        return app(args=spell_flags(argv), standalone_mode=False) or 0
+    except UserError as error:
+        return fail(str(error), error.exit_code)
+    except EngineError as error:
+        return fail(str(error), 1)
+    except typer.TyperException as error:
+        return fail(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`twinpath models list | head -1`): that is its right.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def fail(message: str, exit_code: int) -> int:
+    if message:
+        print(f"twinpath: {' '.join(message.split())}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,135 @@
+"""Checked values of flags, environment and file -> one frozen `ServeConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from twinpath.cli.settings import DTYPE_SYNONYMS, SECTIONS, SETTINGS, Section, Setting
+from twinpath.config import EngineConfig, HttpConfig, SchedulerConfig, ServeConfig
+from twinpath.errors import UserError
+
+SCRIPTED_SCHEME = "scripted://"
+
+#: Smallest and largest allowed value of a setting, inclusive.
+RANGES: Mapping[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "http_keepalive_timeout": (1, 86_400),
+    "http_max_connections": (1, 1_000_000),
+    "http_max_body_bytes": (1024, 1 << 40),
+    "sse_keepalive": (0.1, 3600),
+    "write_timeout": (0.1, 86_400),
+    "drain_timeout": (0, 86_400),
+    "threads": (1, 1024),
+    "page_size": (1, 4096),
+    "kv_cache_mb": (1, 1 << 24),
+    "gpu_memory_utilization": (0.05, 1.0),
+    "max_model_len": (1, 1 << 30),
+    "max_num_seqs": (1, 65_536),
+    "max_num_batched_tokens": (1, 1 << 24),
+    "max_waiting": (0, 1 << 24),
+}
+
+
+def choose_model(argument: str | None, flag: str | None, default: str) -> str:
+    if argument is not None and flag is not None and argument != flag:
+        raise UserError(f"two models given: {argument!r} and --model {flag!r}")
+    return argument or flag or default
+
+
+def resolve(model: str, values: Mapping[str, Any]) -> ServeConfig:
+    """Build the configuration of one server. `engine.model_path` is still as the user wrote it: fetching comes later.
+
+    Raises:
+        UserError: a value out of its range, or two that cannot go together.
+    """
+    sections: dict[Section, dict[str, Any]] = {"serve": {}, "http": {}, "engine": {}, "scheduler": {}}
+    for setting in SETTINGS:
+        sections[setting.section][setting.field] = checked(setting, values[setting.name])
+    engine = resolve_engine(model, sections["engine"])
+    serve = sections["serve"]
+    return ServeConfig(
+        model=model,
+        served_model_name=serve["served_model_name"] or served_name(model),
+        engine=engine,
+        http=HttpConfig(**sections["http"]),
+        scheduler=SchedulerConfig(**sections["scheduler"]),
+        chat_template=read_template(serve["chat_template"]),
+        log_level=serve["log_level"],
+    )
+
+
+def checked(setting: Setting, value: Any) -> Any:
+    """The value in the field's own form, within its range."""
+    if isinstance(value, list):
+        # One flag may carry several, so that an environment variable can.
+        value = tuple(part.strip() for item in value for part in item.split(",") if part.strip())
+    if setting.name == "dtype":
+        value = DTYPE_SYNONYMS.get(value, value)
+    if value is not None and setting.name in RANGES:
+        low, high = RANGES[setting.name]
+        if not low <= value <= high:
+            raise UserError(f"{setting.flag} {value}: must be between {low:g} and {high:g}")
+    choices = get_args(get_type_hints(SECTIONS[setting.section])[setting.field])
+    if isinstance(value, int) and not isinstance(value, bool) and all(isinstance(c, int) for c in choices) and choices:
+        if value not in choices:
+            raise UserError(f"{setting.flag} {value}: must be one of {', '.join(map(str, choices))}")
+    return value
+
+
+def resolve_engine(model: str, values: dict[str, Any]) -> EngineConfig:
+    kind = values.pop("kind")
+    device = values["device"]
+    if model.startswith(SCRIPTED_SCHEME):
+        return EngineConfig(model_path=Path(model.removeprefix(SCRIPTED_SCHEME)), kind="scripted", **values)
+    if kind is None:
+        kind = "reference" if device == "cuda" else "native"
+    if kind == "native" and device == "cuda":
+        raise UserError("--engine native runs on the CPU; use --engine reference with --device cuda")
+    if kind == "reference":
+        require_torch(device)
+    return EngineConfig(model_path=Path(model), kind=kind, **values)
+
+
+def require_torch(device: str) -> None:
+    """Say how to get torch before a process is started that would fail without it. Does not import it."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        wanted = "--device cuda" if device == "cuda" else "--engine reference"
+        raise UserError(f"{wanted} needs torch: pip install 'twinpath[torch]' (or torch>=2.11,<2.14)")
+
+
+def served_name(model: str) -> str:
+    """What clients call the model when no name was given: the alias, org/name, or the file's stem."""
+    if model.startswith("hf://"):
+        return model.removeprefix("hf://").split("@")[0]
+    if "://" in model:
+        return Path(model.split("://", 1)[1]).stem
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    return path.resolve().stem if path.is_file() else path.resolve().name
+
+
+def read_template(template: str | None) -> str | None:
+    """A chat template is a file's name, or Jinja text when it holds markup."""
+    if template is None or "{{" in template or "{%" in template:
+        return template
+    try:
+        return Path(template).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--chat-template {template}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--chat-template {template}: not UTF-8 text") from error
+
+
+def with_model(config: ServeConfig, path: Path, default_sampling: Mapping[str, float]) -> ServeConfig:
+    """The configuration once the model's files are on this disk."""
+    return replace(
+        config,
+        engine=replace(config.engine, model_path=path),
+        default_sampling=dict(default_sampling),
+    )
