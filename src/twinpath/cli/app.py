@@ -58,6 +58,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @with_settings
 def serve(
+    context: typer.Context,
     model: Model = None,
     *,
     model_flag: ModelFlag = None,
@@ -69,10 +70,11 @@ def serve(
     from twinpath.cli.resolve import choose_model, resolve
     from twinpath.cli.serve import run_server
 
+    origins = {name: source.name.lower() for name in values if (source := context.get_parameter_source(name))}
     chosen = choose_model(model, model_flag, DEFAULT_MODEL)
     if tensor_parallel_size != 1:
         raise UserError("--tensor-parallel-size: only 1 is supported in this version")
-    raise typer.Exit(run_server(resolve(chosen, values)))
+    raise typer.Exit(run_server(resolve(chosen, values), origins))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -133,3 +134,12 @@ def with_model(config: ServeConfig, path: Path, default_sampling: Mapping[str, f
         engine=replace(config.engine, model_path=path),
         default_sampling=dict(default_sampling),
     )
+
+
+def cache_dir() -> Path:
+    """Where fetched models live: TWINPATH_CACHE_DIR, else the user's cache folder."""
+    chosen = os.environ.get("TWINPATH_CACHE_DIR")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "twinpath"

@@ -195,7 +195,13 @@ def load_file(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
     if not isinstance(values, Mapping):
         raise UserError(f"{path} must hold a table of settings")
-    return {canonical_key(key, path): value for key, value in values.items()}
+    settings: dict[str, Any] = {}
+    for key, value in values.items():
+        name = canonical_key(key, path)
+        if name in settings:
+            raise UserError(f"{path}: {name} is set twice")
+        settings[name] = value
+    return settings
 
 
 def canonical_key(key: str, path: Path) -> str:
