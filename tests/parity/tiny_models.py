@@ -84,10 +84,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(name: str, seed: int = 0) -> PreTrainedModel:
+def build(name: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """The model `name` in float32, random weights, in evaluation mode."""
     family, changes = CONFIGS[name]
-    sizes = {**_SIZES, **changes}
+    sizes = {**_SIZES, **changes, **overrides}
     if family == "Qwen2":
         del sizes["head_dim"]  # always hidden / heads there
     config = getattr(transformers, f"{family}Config")(**sizes)
