@@ -1,7 +1,9 @@
-"""Other formats of one model for the comparison, made by llama.cpp's own quantiser: `python formats.py MODEL.gguf OUT_DIR`.
+"""Other formats of one model for the comparison, made by llama.cpp's own quantiser: `python formats.py MODEL.gguf
+OUT_DIR`.
 
-Runs in the peers' environment. Requantising a quantised file loses a little more than quantising the original; every contestant reads
-the same result, so speeds and equal-token checks stay comparable, and quality claims are not made from these files.
+Runs in the peers' environment. Requantising a quantised file loses a little more than quantising the original; every
+contestant reads the same result, so speeds and equal-token checks stay comparable, and quality claims are not made
+from these files.
 """
 
 from __future__ import annotations

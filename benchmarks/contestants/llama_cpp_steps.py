@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import time
+from itertools import pairwise
 from typing import Any
 
 import llama_cpp as lc
@@ -73,9 +74,7 @@ class LlamaCpp:
         for begin in range(0, len(prompt), 512):
             chunk = prompt[begin : begin + 512]
             last = begin + len(chunk) == len(prompt)
-            self._decode(
-                context, [(t, begin + i, sequence, last and i == len(chunk) - 1) for i, t in enumerate(chunk)]
-            )
+            self._decode(context, [(t, begin + i, sequence, last and i == len(chunk) - 1) for i, t in enumerate(chunk)])
         return self._argmax(context, -1)
 
     def generate(self, prompt: list[int], num_tokens: int) -> Generation:
@@ -89,7 +88,7 @@ class LlamaCpp:
             token = self._argmax(context, 0)
             stamps.append(time.perf_counter())
             tokens.append(token)
-        gaps = [(b - a) * 1e3 for a, b in zip(stamps, stamps[1:], strict=False)]
+        gaps = [(b - a) * 1e3 for a, b in pairwise(stamps)]
         return Generation((stamps[0] - begin) * 1e3, gaps, tokens)
 
     def decode_batch(self, prompts: list[list[int]], num_tokens: int) -> BatchDecode:

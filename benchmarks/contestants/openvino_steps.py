@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,14 @@ class OpenVino:
         ids = ov.Tensor(np.asarray([prompt], dtype=np.int64))
         begin = time.perf_counter()
         self._pipeline.generate(ids, self._config(num_tokens), streamer)
-        gaps = [(b - a) * 1e3 for a, b in zip(streamer.stamps, streamer.stamps[1:], strict=False)]
+        gaps = [(b - a) * 1e3 for a, b in pairwise(streamer.stamps)]
         return Generation((streamer.stamps[0] - begin) * 1e3, gaps, streamer.token_ids)
 
     def decode_batch(self, prompts: list[list[int]], num_tokens: int) -> BatchDecode:
-        """The pipeline streams one sequence only; a batch's step is its own perf counter's mean time per output token."""
+        """The pipeline streams one sequence only.
+
+        A batch's step is its own perf counter's mean time per output token.
+        """
         ids = np.asarray(prompts, dtype=np.int64)
         inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))
         result = self._pipeline.generate(inputs, self._config(num_tokens))

@@ -1,6 +1,7 @@
 """The worker's side of the wire: one JSON command per line on stdin, one JSON answer per line on stdout.
 
-A contestant runs in its own process (and, for the peers, its own environment), so this file needs nothing but the standard library.
+A contestant runs in its own process (and, for the peers, its own environment), so this file needs nothing but the
+standard library.
 A class that offers `describe`, `generate` and `decode_batch` is a contestant; `serve` drives it.
 """
 
@@ -32,7 +33,10 @@ class BatchDecode:
 
 
 class Contestant(Protocol):
-    """What a system under test must do. Prompts are token ids; decoding is greedy and ignores end-of-text; KV starts empty."""
+    """What a system under test must do. Prompts are token ids; decoding is greedy and ignores end-of-text.
+
+    KV starts empty.
+    """
 
     def describe(self) -> dict[str, Any]: ...
 

@@ -1,1 +1,4 @@
-"""The comparison's machinery: workers in their own environments, paired rounds, servers, the machine's description. Imports no twinpath engine."""
+"""The comparison's machinery: workers in their own environments, paired rounds, servers, the machine's description.
+
+Imports no twinpath engine.
+"""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from harness.host import CpuMeter
+from twinpath.bench import CpuMeter
 
 CONTESTANTS = Path(__file__).resolve().parent.parent / "contestants"
 
@@ -50,7 +50,10 @@ class Worker:
         return answer
 
     def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """One command; the answer also says how busy other processes kept the machine meanwhile (`others_percent`, of one core)."""
+        """One command.
+
+        The answer also says how busy other processes kept the machine meanwhile (`others_percent`, of one core).
+        """
         assert self._process.stdin is not None
         meter = CpuMeter([self._process.pid])
         self._process.stdin.write(json.dumps({"op": operation, **arguments}) + "\n")
@@ -72,5 +75,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
