@@ -69,7 +69,8 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
 class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
     """Engine -> gateway about once a second from its own thread.
 
-    `progress` grows while work is done (layers, loop turns); busy with no growth is a hang, silence is a dead or stopped process.
+    `progress` grows while work is done (layers, loop turns); busy with no growth is a hang, silence is a dead or
+    stopped process.
     """
 
     busy: bool

@@ -1,0 +1,74 @@
+"""The engine in its own process: spawned with one end of a socket pair, gone when either side goes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+
+from twinpath.config import EngineConfig, SchedulerConfig
+from twinpath.errors import EngineError
+from twinpath.gateway.launcher import EngineHandle
+from twinpath.ipc import Link, LinkHandler, connect_link
+from twinpath.ipc.messages import Drain, ToEngine
+from twinpath.ipc.settings import encode_settings
+
+#: A killed process that has not gone after this hangs in the kernel; we stop waiting and leave it to init.
+_KILL_TIMEOUT_S = 5.0
+
+
+class _ProcessHandle:
+    def __init__(self, process: subprocess.Popen[bytes], link: Link) -> None:
+        self._process = process
+        self._link = link
+        self.pid: int | None = process.pid
+
+    def send(self, message: ToEngine) -> None:
+        self._link.send(message)
+
+    async def stop(self, timeout_s: float) -> None:
+        self._link.send(Drain())
+        await self._wait(timeout_s)
+        await self.kill()
+
+    async def kill(self) -> str:
+        self._process.kill()
+        self._link.close()
+        return _describe(await self._wait(_KILL_TIMEOUT_S))
+
+    async def _wait(self, timeout_s: float) -> int | None:
+        try:
+            return await asyncio.to_thread(self._process.wait, timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class ProcessLauncher:
+    """Starts `python -m twinpath.worker` with the given settings."""
+
+    def __init__(self, engine: EngineConfig, scheduler: SchedulerConfig) -> None:
+        self._settings = encode_settings(engine, scheduler)
+
+    async def launch(self, handler: LinkHandler) -> EngineHandle:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            arguments = ["--fd", str(theirs.fileno()), "--settings", self._settings]
+            command = [sys.executable, "-m", "twinpath.worker", *arguments] try:
+                # A session of its own: Ctrl-C in our terminal is ours to answer, the worker is drained by message.
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True
+                )
+            except OSError as error:
+                ours.close()
+                raise EngineError(f"cannot start the engine process: {error}") from None
+        return _ProcessHandle(process, await connect_link(ours, handler))
+
+
+def _describe(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "does not end"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    return f"signal {signal.Signals(-exit_code).name}"

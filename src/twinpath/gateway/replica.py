@@ -1,0 +1,257 @@
+"""One engine as the HTTP side sees it: `generate`, and what health checks and metrics want to know."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from time import monotonic
+from typing import Protocol
+
+from twinpath.contracts import Clock
+from twinpath.errors import InvalidRequest, Overloaded
+from twinpath.gateway.launcher import Launcher
+from twinpath.gateway.supervisor import ReplicaState, Supervisor, WatchdogLimits
+from twinpath.ipc.messages import Cancel, Events, Fatal, Gauges, LoadProgress, Ready, Submit
+from twinpath.types import ErrorEvent, Event, FinishEvent, Request, TokensEvent
+
+#: A first guess of the time between two finished requests, until some have finished.
+_INITIAL_INTERVAL_S = 0.25
+_MAX_RETRY_AFTER_S = 60
+
+
+class ReplicaLike(Protocol):
+    """What api and cli may rely on."""
+
+    @property
+    def state(self) -> ReplicaState: ...
+    @property
+    def info(self) -> Ready | None: ...
+    @property
+    def gauges(self) -> Gauges: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def seconds_since_token(self) -> float | None: ...
+    def generate(self, request: Request) -> AsyncIterator[Event]: ...
+    async def start(self) -> None: ...
+    async def drain(self, timeout_s: float) -> bool: ...
+    async def stop(self) -> None: ...
+
+
+class _Stream:
+    """Events of one request on their way to one reader."""
+
+    __slots__ = ("_events", "_waiter", "ended", "started")
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        #: The first event came.
+        self.started = False
+        #: The terminal event came.
+        self.ended = False
+
+    def push(self, event: Event) -> None:
+        self._events.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> Event:
+        if not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._events.popleft()
+
+
+class Replica:
+    """Generate over one supervised engine, with a bound on how many may wait.
+
+    Invariant: each `generate` that yields at all ends with exactly one FinishEvent or ErrorEvent, whatever the engine
+    does.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        max_waiting: int = 4096,
+        ready_timeout_s: float = 10.0,
+        limits: WatchdogLimits | None = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._supervisor = Supervisor(launcher, self, limits, clock)
+        self._max_waiting = max_waiting
+        self._ready_timeout_s = ready_timeout_s
+        self._clock = clock
+        self._streams: dict[str, _Stream] = {}
+        #: Cancelled here, terminal event not yet seen: they still hold pages.
+        self._abandoned: set[str] = set()
+        self._num_started = 0
+        self._draining = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._quiet_since_s = self._finished_s = clock()
+        self._finish_interval_s = _INITIAL_INTERVAL_S
+
+    # ---------------------------------------------------------------------------------------------------- what it is
+
+    @property
+    def state(self) -> ReplicaState:
+        if self._draining and self._supervisor.state is ReplicaState.READY:
+            return ReplicaState.DRAINING
+        return self._supervisor.state
+
+    @property
+    def info(self) -> Ready | None:
+        """What the newest engine said when it became ready."""
+        return self._supervisor.info
+
+    @property
+    def load(self) -> LoadProgress | None:
+        return self._supervisor.load
+
+    @property
+    def failure(self) -> Fatal | None:
+        return self._supervisor.failure
+
+    @property
+    def gauges(self) -> Gauges:
+        """The engine's own counts, at most a heartbeat (0.5 s) old."""
+        return self._supervisor.gauges
+
+    @property
+    def num_restarts(self) -> int:
+        return self._supervisor.num_restarts
+
+    @property
+    def pid(self) -> int | None:
+        return self._supervisor.pid
+
+    @property
+    def num_running(self) -> int:
+        """Requests that got their first event and not their last."""
+        return self._num_started
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._streams) - self._num_started
+
+    @property
+    def num_inflight(self) -> int:
+        """Requests the engine may hold, cancelled ones included."""
+        return len(self._streams) + len(self._abandoned)
+
+    @property
+    def seconds_since_token(self) -> float | None:
+        """None when nothing is in flight; else since the last token, or since the engine stopped being idle."""
+        return self._clock() - self._quiet_since_s if self._streams else None
+
+    # ------------------------------------------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Returns when ready. Raises: UserError for a wrong model or setting, EngineError otherwise."""
+        await self._supervisor.start()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for those in flight; whether all ended in time."""
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """End the engine; requests still in flight get an ErrorEvent. Idempotent."""
+        self._draining = True
+        await self._supervisor.stop()
+
+    # -------------------------------------------------------------------------------------------------- generate
+
+    async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
+        """See `contracts.Generate`. Raises Overloaded (429 or 503) before its first event when it cannot be taken."""
+        await self._admit(request.request_id)
+        stream = self._streams[request.request_id] = _Stream()
+        if self._empty.is_set():
+            self._empty.clear()
+            self._quiet_since_s = self._clock()
+        self._supervisor.send(Submit(request))
+        try:
+            while True:
+                event = await stream.next()
+                yield event
+                if not isinstance(event, TokensEvent):
+                    return
+        finally:
+            if not stream.ended:
+                self._abandon(request.request_id, stream)
+
+    async def _admit(self, request_id: str) -> None:
+        if self._draining:
+            raise Overloaded("the server is shutting down", status=503, retry_after_s=5)
+        if self._supervisor.state is not ReplicaState.READY:
+            await self._wait_ready()
+        if request_id in self._streams or request_id in self._abandoned:
+            raise InvalidRequest(f"request id {request_id!r} is in use")
+        if self.num_waiting >= self._max_waiting:
+            raise Overloaded(
+                f"{self.num_waiting} requests are waiting, which is the limit", retry_after_s=self._retry_after_s()
+            )
+
+    async def _wait_ready(self) -> None:
+        if not await self._supervisor.wait_ready(self._ready_timeout_s):
+            raise Overloaded(f"the engine is {self._supervisor.state}", status=503, retry_after_s=2)
+
+    def _retry_after_s(self) -> int:
+        """The time in which half of those who wait will have finished, at the recent pace."""
+        return max(1, min(_MAX_RETRY_AFTER_S, math.ceil(self.num_waiting / 2 * self._finish_interval_s)))
+
+    def _abandon(self, request_id: str, stream: _Stream) -> None:
+        self._forget(request_id, stream)
+        self._abandoned.add(request_id)
+        self._supervisor.send(Cancel(request_id))
+
+    def _forget(self, request_id: str, stream: _Stream) -> None:
+        del self._streams[request_id]
+        self._num_started -= stream.started
+        stream.ended = True
+
+    # ---------------------------------------------------------------------------------- SupervisorListener
+
+    def on_events(self, message: Events) -> None:
+        for event in message.events:
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                self._deliver(stream, event)
+            elif not isinstance(event, TokensEvent):
+                self._abandoned.discard(event.request_id)
+        if not self._streams and not self._abandoned:
+            self._empty.set()
+
+    def on_down(self, reason: str) -> None:
+        self._abandoned.clear()
+        for request_id, stream in list(self._streams.items()):
+            self._deliver(stream, ErrorEvent(request_id, reason))
+        self._empty.set()
+
+    def _deliver(self, stream: _Stream, event: Event) -> None:
+        if isinstance(event, TokensEvent):
+            self._quiet_since_s = self._clock()
+            if not stream.started:
+                stream.started = True
+                self._num_started += 1
+        else:
+            self._forget(event.request_id, stream)
+            if isinstance(event, FinishEvent):
+                self._note_finish()
+        stream.push(event)
+
+    def _note_finish(self) -> None:
+        now_s = self._clock()
+        if self._streams:  # Else the pace would be the clients' and not ours.
+            self._finish_interval_s += 0.1 * (now_s - self._finished_s - self._finish_interval_s)
+        self._finished_s = now_s

@@ -1,0 +1,72 @@
+"""The prefix index: full pages found again by the chain of tokens that leads to their end."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from twinpath.kv.pages import PagePool
+from twinpath.types import Int32s
+
+#: 128 bits: a collision, which would serve another prompt's KV, needs ~2^64 pages; cheaper hashes are forgeable by
+#: tenants.
+_DIGEST_BYTES = 16
+
+
+class PrefixKeys:
+    """The chain of page keys of one sequence: key[i] names the tokens of pages 0..i, their order and the salt."""
+
+    def __init__(self, page_size: int, salt: str) -> None:
+        self._page_size = page_size
+        self._root = blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
+        self.keys: list[bytes] = []
+
+    def extend(self, tokens: Int32s, num_tokens: int) -> list[bytes]:
+        """All keys of the full pages of `tokens[:num_tokens]`; earlier tokens must be those of earlier calls."""
+        keys, size = self.keys, self._page_size
+        parent = keys[-1] if keys else self._root
+        for begin in range(len(keys) * size, num_tokens - size + 1, size):
+            parent = blake2b(parent + tokens[begin : begin + size].tobytes(), digest_size=_DIGEST_BYTES).digest()
+            keys.append(parent)
+        return keys
+
+
+class PrefixCache:
+    """key -> page, for pages whose KV is written. Holds no reference itself: idle pages live in the pool's order."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._key_to_page: dict[bytes, int] = {}
+        self._page_to_key: dict[int, bytes] = {}
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        pool.on_evict = self._evict
+
+    def __len__(self) -> int:
+        return len(self._key_to_page)
+
+    def find(self, keys: list[bytes]) -> list[int]:
+        """Pages of the longest known run of `keys` from its start. They are not retained yet."""
+        pages = []
+        for key in keys:
+            page = self._key_to_page.get(key)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def insert(self, key: bytes, page: int) -> None:
+        """Offer a referenced, fully written page. When the key is known already the page stays its owner's own."""
+        if key in self._key_to_page or page in self._page_to_key:
+            return
+        self._key_to_page[key] = page
+        self._page_to_key[page] = key
+        self._pool.mark_cached(page)
+
+    def _evict(self, page: int) -> None:
+        del self._key_to_page[self._page_to_key.pop(page)]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless index and pool agree on which pages are cached."""
+        assert len(self._key_to_page) == len(self._page_to_key), "two keys share a page"
+        assert all(self._page_to_key[page] == key for key, page in self._key_to_page.items()), "index is not one to one"
+        assert sorted(self._page_to_key) == self._pool.cached_pages(), "index and pool disagree"

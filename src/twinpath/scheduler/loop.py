@@ -1,0 +1,167 @@
+"""The engine process's main loop: inbox -> plan -> submit -> poll -> commit -> events out."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from twinpath.contracts import Engine
+from twinpath.errors import EngineError
+from twinpath.ipc import Channel, ChannelClosed, FrameError
+from twinpath.ipc.messages import Cancel, Drain, Events, Gauges, Heartbeat, Submit, ToEngine
+from twinpath.scheduler.scheduler import Scheduler
+from twinpath.types import ErrorEvent, Event, Request, SamplingParams, TokensEvent
+
+#: Idle this long: garbage is collected now, when nobody waits for a token.
+_COLLECT_AFTER_IDLE_S = 0.05
+#: Prefill rows from which a step is long enough to be worth interrupting.
+_LONG_STEP_TOKENS = 16
+_WARM_UP_TOKENS = 24
+
+
+class EngineLoop:
+    """Drives one engine for one gateway. `run` blocks in its thread; a reader thread of its own fills the inbox.
+
+    The reader sees a cancellation while the loop is inside a long step, and interrupts the step when it mostly serves
+    the cancelled request.
+    """
+
+    def __init__(self, engine: Engine, scheduler: Scheduler, channel: Channel, *, owns_process: bool = True) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._channel = channel
+        #: Garbage collection is process-wide: only the owner of the process may switch it off.
+        self._owns_process = owns_process
+        self._inbox: SimpleQueue[ToEngine | None] = SimpleQueue()
+        self._interruptible: tuple[tuple[str, int], ...] = ()
+        self._num_turns = 0
+        self._closing = False
+
+    def run(self) -> None:
+        """Serve until the gateway says Drain or goes away. An engine's exception ends every request, then is raised."""
+        Thread(target=self._read, name="inbox", daemon=True).start()
+        if self._owns_process:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+        try:
+            while not self._closing:
+                self._turn()
+        except ChannelClosed:
+            pass
+        except Exception as error:
+            self._report_failure(error)
+            raise
+
+    def warm_up(self) -> None:
+        """One real request through the same plan, submit, poll and commit, before anybody waits.
+
+        Raises: EngineError when it fails: an engine that cannot say one token is not ready.
+        """
+        num_prompt = max(1, min(_WARM_UP_TOKENS, self._scheduler.window_tokens - 2))
+        sampling = SamplingParams(max_tokens=2, temperature=0.0)
+        request = Request(
+            request_id="warm-up", prompt_ids=[0] * num_prompt, sampling=sampling, cache_salt="twinpath warm-up"
+        )
+        events = self._scheduler.add(request)
+        while not events or isinstance(events[-1], TokensEvent):
+            self._fill_engine()
+            result = self._engine.poll()
+            events = self._scheduler.commit(result) if result else []
+        if isinstance(events[-1], ErrorEvent):
+            raise EngineError(f"the first forward failed: {events[-1].message}")
+        self._scheduler.forget_prefixes()
+
+    def heartbeat(self) -> Heartbeat:
+        """What the watchdog wants to know; called from the heartbeat thread."""
+        gauges = self.gauges()
+        busy = gauges.running + gauges.waiting > 0 or self._scheduler.num_outstanding > 0
+        return Heartbeat(busy, self._num_turns + self._engine.progress(), gauges)
+
+    def gauges(self) -> Gauges:
+        scheduler = self._scheduler
+        return Gauges(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            pages_total=scheduler.pool.num_pages,
+            pages_used=scheduler.pool.num_used,
+            pages_cached=scheduler.pool.num_idle,
+            prefix_queries=scheduler.prefix.num_queried_tokens,
+            prefix_hits=scheduler.prefix.num_hit_tokens,
+            preemptions=scheduler.num_preemptions,
+            steps=scheduler.num_steps,
+        )
+
+    def _turn(self) -> None:
+        self._num_turns += 1
+        self._take_inbox()
+        self._fill_engine()
+        if not self._scheduler.num_outstanding:
+            self._rest()
+            return
+        self._take_inbox()  # A cancellation read before its step could be interrupted is served here.
+        result = self._engine.poll()
+        if result is not None:
+            self._send(self._scheduler.commit(result))
+
+    def _fill_engine(self) -> None:
+        while self._scheduler.num_outstanding < self._engine.info.depth:
+            plan = self._scheduler.plan()
+            if plan is None:
+                return
+            if len(plan.tokens) >= _LONG_STEP_TOKENS:
+                self._interruptible = self._scheduler.interruptible()
+            self._engine.submit(plan)
+
+    def _take_inbox(self) -> None:
+        while not self._inbox.empty():
+            self._handle(self._inbox.get())
+
+    def _rest(self) -> None:
+        """Wait for the next message; nothing is planned or outstanding."""
+        if self._closing:
+            return
+        if self._owns_process:
+            try:
+                self._handle(self._inbox.get(timeout=_COLLECT_AFTER_IDLE_S))
+                return
+            except Empty:
+                gc.collect()
+        self._handle(self._inbox.get())
+
+    def _handle(self, message: ToEngine | None) -> None:
+        match message:
+            case Submit(request):
+                self._send(self._scheduler.add(request))
+            case Cancel(request_id):
+                self._interrupt_for(request_id)
+                self._send(self._scheduler.cancel(request_id))
+            case Drain() | None:
+                self._closing = True
+
+    def _send(self, events: list[Event]) -> None:
+        if events:
+            self._channel.send(Events(events))
+
+    def _interrupt_for(self, request_id: str) -> None:
+        for dominant_id, step_id in self._interruptible:
+            if dominant_id == request_id:
+                self._engine.interrupt(step_id)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._channel.receive()
+                self._inbox.put(message)
+                if isinstance(message, Cancel):
+                    self._interrupt_for(message.request_id)
+        except (ChannelClosed, FrameError):
+            self._inbox.put(None)
+            for _, step_id in self._interruptible:
+                self._engine.interrupt(step_id)
+
+    def _report_failure(self, error: Exception) -> None:
+        with contextlib.suppress(ChannelClosed):
+            self._send(self._scheduler.fail_all(f"the engine failed: {error}"))

@@ -1,0 +1,417 @@
+"""The scheduler: requests in, step plans out; step results in, events out."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinpath.kv import PagePool, PrefixCache, PrefixKeys
+from twinpath.scheduler.policy import FirstComeFirstServed, Policy
+from twinpath.scheduler.sequence import Phase, Sequence
+from twinpath.scheduler.step import Row, Step, build_plan
+from twinpath.types import (
+    EngineInfo,
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    FinishReason,
+    Request,
+    SlotInit,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+    TokensEvent,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What one step may hold, resolved against an engine."""
+
+    max_num_seqs: int
+    #: Tokens in one step, decode and prefill rows together.
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool = True
+
+
+class Scheduler:
+    """Continuous batching over one page pool: `add`/`cancel` at any time, `plan` while the engine takes more,
+    `commit` in order.
+
+    Invariant: every added request gets exactly one terminal event; a sequence keeps its slot and pages until no
+        outstanding plan touches it; running sequences are older than waiting ones, and only the youngest is
+        preempted, so the oldest always ends.
+    """
+
+    def __init__(self, info: EngineInfo, limits: SchedulerLimits, policy: Policy | None = None) -> None:
+        self.info = info
+        self.limits = limits
+        self.policy: Policy = policy or FirstComeFirstServed()
+        self.pool = PagePool(info.num_pages)
+        self.prefix = PrefixCache(self.pool)
+        #: Prompt plus output of one request: the model's window, or all of the pool when that is smaller.
+        self.window_tokens = min(info.max_model_len, info.num_pages * info.page_size)
+        self.max_running = min(limits.max_num_seqs, info.max_slots, limits.max_num_batched_tokens)
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: dict[str, Sequence] = {}
+        self._preempted: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._outstanding: deque[Step] = deque()
+        self._next_order = 0
+        self._next_step_id = 0
+        self._free_slots = list(range(info.max_slots - 1, -1, -1))
+        self._releases: set[int] = set()
+        num_columns = -(-self.window_tokens // info.page_size)
+        self._block_tables = np.full((info.max_slots, num_columns), -1, np.int32)
+        self._num_replans = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting) + len(self._preempted)
+
+    @property
+    def num_outstanding(self) -> int:
+        return len(self._outstanding)
+
+    # ---------------------------------------------------------------------------------------------------- requests
+
+    def add(self, request: Request) -> list[Event]:
+        """Queue a request. The events returned are its whole life when it cannot or need not run."""
+        if request.request_id in self._sequences:
+            return []  # The gateway refuses double ids; an error here would end the first request's stream.
+        num_prompt, sampling = len(request.prompt_ids), request.sampling
+        if num_prompt == 0 or num_prompt >= self.window_tokens:
+            return [_refuse(request, self.window_tokens)]
+        max_outputs = min(sampling.max_tokens, self.window_tokens - num_prompt)
+        sequence = Sequence(request, self._next_order, max_outputs, PrefixKeys(self.info.page_size, request.cache_salt))
+        if max_outputs == 0 and sequence.prompt_logprobs is None:
+            return [FinishEvent(sequence.request_id, FinishReason.LENGTH, sequence.usage)]
+        self._next_order += 1
+        self._sequences[sequence.request_id] = self._waiting[sequence.request_id] = sequence
+        return []
+
+    def cancel(self, request_id: str) -> list[Event]:
+        """End a request now; unknown and finished ids are ignored."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return []
+        self._end(sequence)
+        return [FinishEvent(request_id, FinishReason.ABORT, sequence.usage)]
+
+    def fail_all(self, message: str) -> list[Event]:
+        """End every request with an error: the engine is gone."""
+        events: list[Event] = [ErrorEvent(request_id, message) for request_id in self._sequences]
+        for sequence in list(self._sequences.values()):
+            self._end(sequence)
+        return events
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache of everything no running request uses, and start its statistics again."""
+        self.pool.forget_idle()
+        self.prefix.num_queried_tokens = self.prefix.num_hit_tokens = 0
+
+    def interruptible(self) -> tuple[tuple[str, int], ...]:
+        """(request id, step id) of outstanding steps that are mostly one request's prefill: its cancellation should
+        interrupt them.
+
+        Not twice in a row when others have rows there: they move on though someone submits and cancels long prompts
+        all day.
+        """
+        found = []
+        for step in self._outstanding:
+            request_id = step.dominant()
+            if request_id and not step.void and (len(step.rows) == 1 or not self._num_replans):
+                found.append((request_id, step.step_id))
+        return tuple(found)
+
+    # -------------------------------------------------------------------------------------------------------- plan
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when nothing can run until a result is committed or a request is added."""
+        rows: list[Row] = []
+        budget = self.limits.max_num_batched_tokens
+        for sequence in self.policy.order(self._running):
+            if budget == 0:
+                break
+            if sequence.phase is not Phase.RUNNING:
+                continue
+            length = min(sequence.num_plannable, budget)
+            if length and self._extend_pages(sequence, sequence.num_planned + length):
+                rows.append(self._take_row(sequence, length))
+                budget -= length
+        while budget and (admitted := self._admit()) is not None:
+            length = min(admitted.num_plannable, budget)
+            rows.append(self._take_row(admitted, length))
+            budget -= length
+        return self._build(rows) if rows else None
+
+    def _take_row(self, sequence: Sequence, length: int) -> Row:
+        start = sequence.num_planned
+        end = sequence.num_planned = start + length
+        sample = end >= sequence.num_known + sequence.num_pending and sequence.max_outputs > 0
+        sequence.num_pending += sample
+        sequence.in_flight += 1
+        return Row(sequence, start, length, sample)
+
+    def _build(self, rows: list[Row]) -> StepPlan:
+        inits = []
+        for row in rows:
+            sequence = row.sequence
+            if sequence.needs_init:
+                sequence.needs_init = False
+                inits.append(SlotInit(sequence.slot, sequence.sampling, sequence.history(), sequence.num_prompt))
+        step = Step(self._next_step_id, rows, tuple(self._releases))
+        self._releases.clear()
+        self._next_step_id += 1
+        self._outstanding.append(step)
+        return build_plan(step, tuple(inits), self._block_tables, self.info.num_layers)
+
+    def _extend_pages(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Give a running sequence the pages of its first `num_tokens` positions; the youngest gives way."""
+        while len(sequence.pages) * self.info.page_size < num_tokens:
+            while not self.pool.num_available:
+                if self._pages_are_coming():
+                    return False
+                victim = self.policy.victim(self._running)
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+            self._append_page(sequence, self.pool.allocate())
+        return True
+
+    def _pages_are_coming(self) -> bool:
+        """Ended and preempted sequences give their pages back once the plans that touch them are committed."""
+        return any(row.sequence.phase is not Phase.RUNNING for step in self._outstanding for row in step.rows)
+
+    def _append_page(self, sequence: Sequence, page: int) -> None:
+        self._block_tables[sequence.slot, len(sequence.pages)] = page
+        sequence.pages.append(page)
+
+    def _admit(self) -> Sequence | None:
+        """Start the oldest waiting sequence when a slot and pages for all its known tokens are there."""
+        if not (self._preempted or self._waiting) or not self._free_slots or len(self._running) >= self.max_running:
+            return None
+        if any(other.phase is Phase.PREEMPTING for other in self._running):
+            return None  # It is older than everyone who waits, and comes first.
+        sequence = self._preempted[0] if self._preempted else next(iter(self._waiting.values()))
+        cached = self._find_cached(sequence)
+        num_pages = -(-sequence.num_known // self.info.page_size)
+        num_idle = sum(map(self.pool.is_idle, cached))
+        # One page of headroom for each running sequence: else the newcomer is preempted at the next page border.
+        if num_pages - len(cached) + num_idle + len(self._running) > self.pool.num_available:
+            return None
+        self._bind(sequence, cached, num_pages)
+        return sequence
+
+    def _find_cached(self, sequence: Sequence) -> list[int]:
+        """Cached pages of its known tokens; at least one token is left to compute, for its logits."""
+        if not self.limits.enable_prefix_caching or sequence.prompt_logprobs is not None:
+            return []
+        keys = sequence.keys.extend(sequence.tokens, sequence.num_known)
+        return self.prefix.find(keys[: (sequence.num_known - 1) // self.info.page_size])
+
+    def _bind(self, sequence: Sequence, cached: list[int], num_pages: int) -> None:
+        if self._preempted and self._preempted[0] is sequence:
+            del self._preempted[0]
+        else:
+            del self._waiting[sequence.request_id]
+        sequence.phase = Phase.RUNNING
+        sequence.slot = self._free_slots.pop()
+        self._releases.discard(sequence.slot)
+        self._running.append(sequence)
+        for page in cached:
+            self.pool.retain(page)
+            self._append_page(sequence, page)
+        for _ in range(num_pages - len(cached)):
+            self._append_page(sequence, self.pool.allocate())
+        num_cached = len(cached) * self.info.page_size
+        sequence.num_planned = sequence.num_computed = num_cached
+        sequence.num_inserted_pages = len(cached)
+        if not sequence.started:
+            sequence.cached_tokens = min(num_cached, sequence.num_prompt)
+            self.prefix.num_queried_tokens += sequence.num_prompt
+            self.prefix.num_hit_tokens += sequence.cached_tokens
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        sequence.phase = Phase.PREEMPTING
+        if not sequence.in_flight:
+            self._requeue(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._give_back(sequence)
+        sequence.start_over()
+        insort(self._preempted, sequence, key=lambda other: other.order)
+
+    # ------------------------------------------------------------------------------------------------------ commit
+
+    def commit(self, result: StepResult) -> list[Event]:
+        """Account for the oldest outstanding plan and return what its requests are to be told."""
+        step = self._outstanding.popleft()
+        assert step.step_id == result.step_id, "results must come back in submission order"
+        events: list[Event] = []
+        if result.interrupted or step.void:
+            self._void(step)
+        else:
+            self.num_steps += 1
+            self._num_replans = 0
+            self._commit_rows(step, result, events)
+        for row in step.rows:
+            sequence = row.sequence
+            sequence.in_flight -= 1
+            if not sequence.in_flight:
+                self._settle(sequence)
+        return events
+
+    def _commit_rows(self, step: Step, result: StepResult, events: list[Event]) -> None:
+        counts, tokens = result.counts.tolist(), result.tokens.tolist()
+        begin = 0
+        for index, row in enumerate(step.rows):
+            end = begin + counts[index]
+            new_tokens, begin = tokens[begin:end], end
+            sequence = row.sequence
+            if sequence.phase is Phase.DONE:
+                continue  # It stopped while this row was in flight: overrun.
+            failure = result.failures.get(index)
+            if failure is None and row.sample and not new_tokens:
+                failure = "the engine returned no token"
+            if failure is not None:
+                self._end(sequence)
+                events.append(ErrorEvent(sequence.request_id, failure))
+                continue
+            sequence.num_computed = row.start + row.length
+            sequence.num_pending -= row.sample
+            if sequence.prompt_logprobs is not None:
+                sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
+            self._insert_full_pages(sequence)
+            if row.sample:
+                self._emit(sequence, new_tokens, result.logprobs.get(index), events)
+            elif sequence.max_outputs == 0 and sequence.num_computed == sequence.num_known:
+                self._emit(sequence, [], None, events)
+
+    def _emit(
+        self, sequence: Sequence, new_tokens: list[int], logprobs: list[TokenLogprob] | None, events: list[Event]
+    ) -> None:
+        new_tokens, reason = _cut(sequence, new_tokens)
+        sequence.append(new_tokens)
+        if logprobs is not None:
+            logprobs = logprobs[: len(new_tokens)]
+        events.append(
+            TokensEvent(
+                sequence.request_id,
+                new_tokens,
+                logprobs,
+                sequence.prompt_logprobs,
+                0 if sequence.started else sequence.cached_tokens,
+            )
+        )
+        sequence.started = True
+        sequence.prompt_logprobs = None
+        if reason is not None:
+            self._end(sequence)
+            events.append(FinishEvent(sequence.request_id, reason, sequence.usage))
+
+    def _insert_full_pages(self, sequence: Sequence) -> None:
+        num_full = sequence.num_computed // self.info.page_size
+        if num_full <= sequence.num_inserted_pages or not self.limits.enable_prefix_caching:
+            return
+        keys = sequence.keys.extend(sequence.tokens, sequence.num_computed)
+        for index in range(sequence.num_inserted_pages, num_full):
+            self.prefix.insert(keys[index], sequence.pages[index])
+        sequence.num_inserted_pages = num_full
+
+    def _void(self, step: Step) -> None:
+        """Nothing of `step` counts. Later outstanding plans build on it: they are void too, all is planned anew."""
+        if not step.void:
+            self._num_replans += 1
+            for later in (step, *self._outstanding):
+                later.void = True
+                for row in later.rows:
+                    if row.sequence.phase is not Phase.DONE:
+                        row.sequence.roll_back()
+        self._releases.update(slot for slot in step.releases if slot in self._free_slots)
+
+    # --------------------------------------------------------------------------------------------------------- end
+
+    def _end(self, sequence: Sequence) -> None:
+        """The request is over for its caller; slot and pages follow once no outstanding plan touches them."""
+        del self._sequences[sequence.request_id]
+        if sequence.phase is Phase.WAITING:
+            if self._waiting.pop(sequence.request_id, None) is None:
+                self._preempted.remove(sequence)
+        else:
+            self._running.remove(sequence)
+        sequence.phase = Phase.DONE
+        if not sequence.in_flight:
+            self._settle(sequence)
+
+    def _settle(self, sequence: Sequence) -> None:
+        """No outstanding plan touches the sequence any more."""
+        if sequence.phase is Phase.PREEMPTING:
+            self._requeue(sequence)
+        elif sequence.phase is Phase.DONE and sequence.slot >= 0:
+            self._give_back(sequence)
+            sequence.slot = -1
+            sequence.pages = []
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._block_tables[sequence.slot, : len(sequence.pages)] = -1
+        self.pool.release(reversed(sequence.pages))
+        self._free_slots.append(sequence.slot)
+        self._releases.add(sequence.slot)
+
+    # --------------------------------------------------------------------------------------------------- integrity
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless pages, slots, queues and counters agree. For tests: walks everything."""
+        self.pool.check_integrity()
+        self.prefix.check_integrity()
+        held = {id(row.sequence): row.sequence for step in self._outstanding for row in step.rows}
+        held.update({id(sequence): sequence for sequence in self._running})
+        references = [0] * self.info.num_pages
+        for sequence in held.values():
+            sequence.check_integrity()
+            row = self._block_tables[sequence.slot]
+            assert row[: len(sequence.pages)].tolist() == sequence.pages and (row[len(sequence.pages) :] == -1).all()
+            for page in sequence.pages:
+                references[page] += 1
+        assert references == [self.pool.references(page) for page in range(self.info.num_pages)], "references differ"
+        slots = [sequence.slot for sequence in held.values()]
+        assert sorted(slots + self._free_slots) == list(range(self.info.max_slots)), "a slot is lost or shared"
+        assert not self._releases & set(slots), "a bound slot is to be released"
+        assert [s.order for s in self._running] == sorted(s.order for s in self._running)
+        live = [*self._running, *self._preempted, *self._waiting.values()]
+        assert sorted(s.request_id for s in live) == sorted(self._sequences), "a request is lost"
+
+
+def _cut(sequence: Sequence, new_tokens: list[int]) -> tuple[list[int], FinishReason | None]:
+    """`new_tokens` up to the first that ends the request, and why it ends there."""
+    num_outputs, sampling = sequence.num_outputs, sequence.sampling
+    for index, token in enumerate(new_tokens, 1):
+        if token in sequence.stop_ids and num_outputs + index > sampling.min_tokens:
+            return new_tokens[:index], FinishReason.STOP
+        if num_outputs + index >= sequence.max_outputs:
+            return new_tokens[:index], FinishReason.LENGTH
+    return new_tokens, None if sequence.max_outputs else FinishReason.LENGTH
+
+
+def _refuse(request: Request, window_tokens: int) -> ErrorEvent:
+    num_prompt = len(request.prompt_ids)
+    if not num_prompt:
+        return ErrorEvent(request.request_id, "the prompt is empty", "invalid_prompt", 400)
+    return ErrorEvent(
+        request.request_id,
+        f"the prompt has {num_prompt} tokens; at most {window_tokens - 1} fit beside one output token",
+        "context_length_exceeded",
+        400,
+    )

@@ -1,0 +1,134 @@
+"""One request as the scheduler sees it: its tokens, its pages, and how far it is planned, computed and told."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import numpy as np
+
+from twinpath.kv import PrefixKeys
+from twinpath.types import Int32s, Request, TokenLogprob, Usage
+
+
+class Phase(Enum):
+    """WAITING -> RUNNING -> DONE; back to WAITING by PREEMPTING, while plans that touch it are outstanding."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTING = auto()
+    DONE = auto()
+
+
+class Sequence:
+    """Tokens of one request and four counters over them.
+
+    Invariant: num_computed <= num_planned; num_computed <= num_known; num_planned <= num_known + num_pending.
+        Positions [0, num_computed) have their KV written; [num_computed, num_planned) are in outstanding plans;
+        `num_pending` tokens after the known ones are being sampled by outstanding plans.
+    """
+
+    __slots__ = (
+        "cached_tokens",
+        "in_flight",
+        "keys",
+        "max_outputs",
+        "needs_init",
+        "num_computed",
+        "num_inserted_pages",
+        "num_known",
+        "num_pending",
+        "num_planned",
+        "num_prompt",
+        "order",
+        "pages",
+        "phase",
+        "prompt_logprobs",
+        "request_id",
+        "sampling",
+        "slot",
+        "started",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, order: int, max_outputs: int, keys: PrefixKeys) -> None:
+        self.request_id = request.request_id
+        self.sampling = request.sampling
+        #: Arrival number: first come, first served, and the youngest is preempted first.
+        self.order = order
+        self.max_outputs = max_outputs
+        self.stop_ids = frozenset(request.sampling.stop_token_ids)
+        self.tokens: Int32s = np.array(request.prompt_ids, np.int32)
+        self.num_prompt = self.num_known = len(request.prompt_ids)
+        self.num_planned = self.num_computed = self.num_pending = 0
+        self.in_flight = 0
+        self.phase = Phase.WAITING
+        self.slot = -1
+        self.pages: list[int] = []
+        self.needs_init = True
+        self.keys = keys
+        self.num_inserted_pages = 0
+        self.cached_tokens = 0
+        #: A first event went out.
+        self.started = False
+        #: Collected until the first event; None: not asked for, or told already.
+        self.prompt_logprobs: list[TokenLogprob] | None = None if request.sampling.prompt_logprobs is None else []
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_known - self.num_prompt
+
+    @property
+    def num_remaining(self) -> int:
+        """Known tokens that no plan covers yet."""
+        return self.num_known - self.num_planned
+
+    @property
+    def num_plannable(self) -> int:
+        """Rows the next plan may hold: the remaining ones, or one for a token still being sampled."""
+        remaining = self.num_known - self.num_planned
+        if remaining > 0:
+            return remaining
+        return 1 if self.num_pending and self.num_outputs + self.num_pending < self.max_outputs else 0
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.num_prompt, completion_tokens=self.num_outputs, cached_tokens=self.cached_tokens
+        )
+
+    def append(self, new_tokens: list[int]) -> None:
+        end = self.num_known + len(new_tokens)
+        if end > len(self.tokens):
+            grown = np.empty(max(2 * len(self.tokens), end + 64), np.int32)
+            grown[: self.num_known] = self.tokens[: self.num_known]
+            self.tokens = grown
+        self.tokens[self.num_known : end] = new_tokens
+        self.num_known = end
+
+    def history(self) -> Int32s:
+        """A copy of the known tokens, for the engine to keep."""
+        return self.tokens[: self.num_known].copy()
+
+    def roll_back(self) -> None:
+        """Forget outstanding plans: what they were to compute is planned again, after a fresh slot init."""
+        self.num_planned = self.num_computed
+        self.num_pending = 0
+        self.needs_init = True
+
+    def start_over(self) -> None:
+        """Pages and slot are gone; everything known is computed again on resume."""
+        self.roll_back()
+        self.phase = Phase.WAITING
+        self.slot = -1
+        self.pages = []
+        self.num_planned = self.num_computed = self.num_inserted_pages = 0
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = []
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the counters contradict each other."""
+        assert 0 <= self.num_computed <= self.num_planned <= self.num_known + self.num_pending, self.request_id
+        assert self.num_computed <= self.num_known and self.num_outputs + self.num_pending <= max(self.max_outputs, 0)
+        assert self.num_inserted_pages <= len(self.pages)
+        assert (self.slot >= 0) == (bool(self.pages) or self.in_flight > 0 or self.phase is Phase.RUNNING)

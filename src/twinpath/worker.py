@@ -1,0 +1,110 @@
+"""Composition root of the engine process: `python -m twinpath.worker --fd N --settings JSON`.
+
+Builds engine, scheduler and loop, says Ready after one real forward, and leaves when the gateway goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from time import monotonic
+
+from twinpath.config import EngineConfig
+from twinpath.contracts import Engine
+from twinpath.errors import TwinpathError, UserError
+from twinpath.ipc import ChannelClosed, SocketChannel
+from twinpath.ipc.messages import Fatal, LoadProgress, Ready
+from twinpath.ipc.settings import WorkerSettings, decode_settings
+from twinpath.scheduler import EngineLoop, HeartbeatThread, Scheduler, resolve_limits
+
+_PR_SET_PDEATHSIG = 1
+
+Report = Callable[[int, int, str], None]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code: 0 after Drain or when the gateway is gone, 2 for a user's mistake, 1 for any other failure."""
+    parser = argparse.ArgumentParser(prog="twinpath.worker")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--settings", required=True)
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    channel = SocketChannel(socket.socket(fileno=arguments.fd))
+    heartbeat = HeartbeatThread(channel)
+    heartbeat.start()
+    try:
+        _serve(decode_settings(arguments.settings), channel, heartbeat)
+    except ChannelClosed:
+        return 0
+    except UserError as error:
+        return _fatal(channel, str(error), user_error=True)
+    except Exception as error:
+        if not isinstance(error, TwinpathError):
+            traceback.print_exc()
+        return _fatal(channel, f"{type(error).__name__}: {error}", user_error=False)
+    return 0
+
+
+def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: HeartbeatThread) -> None:
+    started_s = monotonic()
+
+    def report(done: int, total: int, what: str) -> None:
+        channel.send(LoadProgress(done, total, what))
+
+    engine, facts = build_engine(settings.engine, report)
+    limits = resolve_limits(settings.scheduler, engine.info)
+    scheduler = Scheduler(engine.info, limits)
+    loop = EngineLoop(engine, scheduler, channel)
+    heartbeat.source = loop.heartbeat
+    if settings.engine.kind != "scripted":  # A script's answers are for its requests.
+        loop.warm_up()
+    info = engine.info
+    facts = {
+        **facts,
+        "step tokens": str(limits.max_num_batched_tokens),
+        "KV pool": f"{info.num_pages * info.page_size:,} tokens in pages of {info.page_size}",
+        "load": f"{monotonic() - started_s:.2f} s",
+    }
+    channel.send(
+        Ready(info.vocab_size, scheduler.window_tokens, info.page_size, info.num_pages, info.description, facts)
+    )
+    loop.run()
+    engine.close()
+
+
+def build_engine(config: EngineConfig, report: Report) -> tuple[Engine, dict[str, str]]:
+    """The engine `config.kind` names, loaded. Imports only what that kind needs."""
+    if config.kind == "scripted":
+        from twinpath.engine.scripted import ScriptedEngine, load_script
+
+        scripted = ScriptedEngine(load_script(config.model_path))
+        return scripted, scripted.facts
+    raise UserError(f"no engine of kind {config.kind!r}")
+
+
+def _fatal(channel: SocketChannel, message: str, *, user_error: bool) -> int:
+    try:
+        channel.send(Fatal(" ".join(message.split()), user_error))
+    except ChannelClosed:
+        return 0
+    return 2 if user_error else 1
+
+
+def _die_with_parent() -> None:
+    """Linux: SIGKILL when the gateway dies, also while a native call keeps us from seeing the socket close."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    # Not sys.exit: threads may be inside native code, and there is nothing left worth tearing down.
+    os._exit(code)
