@@ -1,4 +1,4 @@
-"""Import directions, and what a serving process must not load."""
+"""Import directions, and what a process must not load."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "twinpath"
-SOURCES = sorted(PACKAGE.rglob("*.py"))
-MAY_READ_ENVIRONMENT = PACKAGE / "cli"
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def imported_roots(tree: ast.Module) -> set[str]:
+    roots = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            roots.add(node.module.split(".")[0])
+    return roots
 
 
 def test_import_contracts_hold() -> None:
@@ -25,35 +32,25 @@ def test_import_contracts_hold() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_torch_stays_in_the_reference_engine(path: Path) -> None:
-    if path.parent.name == "engine" and path.name.startswith("reference"):
-        return
-    assert not {"torch", "triton", "transformers"} & imported_roots(path)
+def test_torch_stays_in_the_reference_engine() -> None:
+    allowed = [path for path in TREES if path.parent.name == "engine" and path.name.startswith("reference")]
+    heavy = {"torch", "triton", "transformers"}
+    assert not [name_of(path) for path in TREES if path not in allowed and heavy & imported_roots(TREES[path])]
 
 
-def imported_roots(path: Path) -> set[str]:
-    roots = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            roots |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            roots.add(node.module.split(".")[0])
-    return roots
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_environment_is_read_in_the_cli_only(path: Path) -> None:
+def test_environment_is_read_in_the_cli_only() -> None:
     """Settings are passed down. `native/build.py` runs inside an installer, which has no command line of ours."""
-    if path.is_relative_to(MAY_READ_ENVIRONMENT) or path == PACKAGE / "native" / "build.py":
-        return
-    names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
-    assert not names & {"environ", "getenv"}
+    others = [path for path in TREES if not path.is_relative_to(PACKAGE / "cli") and path.name != "build.py"]
+    readers = []
+    for path in others:
+        attributes = {node.attr for node in ast.walk(TREES[path]) if isinstance(node, ast.Attribute)}
+        if attributes & {"environ", "getenv"}:
+            readers.append(name_of(path))
+    assert not readers
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_no_module_state_is_rebound(path: Path) -> None:
-    assert not [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Global)]
+def test_no_module_state_is_rebound() -> None:
+    assert not [name_of(path) for path, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.Global)]
 
 
 def test_version_command_loads_almost_nothing() -> None:
