@@ -55,7 +55,8 @@ class ProcessLauncher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             arguments = ["--fd", str(theirs.fileno()), "--settings", self._settings]
-            command = [sys.executable, "-m", "twinpath.worker", *arguments] try:
+            command = [sys.executable, "-m", "twinpath.worker", *arguments]
+            try:
                 # A session of its own: Ctrl-C in our terminal is ours to answer, the worker is drained by message.
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True

@@ -42,7 +42,7 @@ class Step:
 
 
 def build_plan(step: Step, inits: tuple[SlotInit, ...], block_tables: Int32s, num_layers: int) -> StepPlan:
-    """The engine's view of `step`; its row of `block_tables` [max_slots, pages] is copied, as the plan outlives changes."""
+    """The engine's view of `step`. Rows of `block_tables` [max_slots, pages] are copied: the plan outlives changes."""
     rows = step.rows
     slots = np.array([row.sequence.slot for row in rows], np.int32)
     num_columns = max([len(row.sequence.pages) for row in rows])
