@@ -1,1 +1,6 @@
-"""."""
+"""The HTTP door: bodies in, valid `Request`s down, events up, text out. Text <-> token ids happens here and nowhere below.
+
+Owns: routes, schemas, validation, SSE, the error envelope, keys, CORS, disconnects, stop strings, the listening server.
+May import: text, gateway, telemetry, ipc (plain data), contracts, config, types, errors.
+Never: torch, scheduler, engine, lanes, environment variables, `BaseHTTPMiddleware` (it hides disconnects).
+"""

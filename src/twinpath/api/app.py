@@ -1,0 +1,113 @@
+"""Puts the door together: routes, layers, and the parts they share."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from twinpath.api.chat import ChatCompletions
+from twinpath.api.completions import Completions
+from twinpath.api.generation import Door
+from twinpath.api.identity import KeyRing
+from twinpath.api.middleware import Auth, Cors, Errors, Exchanges
+from twinpath.api.normalize import SamplingDoor
+from twinpath.api.openapi import openapi_document
+from twinpath.api.plain_routes import Allow, HealthChecks, Models, Rendered, not_found
+from twinpath.api.ports import Replica, TextModel
+from twinpath.api.prompts import PromptEncoder
+from twinpath.api.report import ExchangeReport
+from twinpath.config import ServeConfig
+from twinpath.telemetry.metrics import CONTENT_TYPE, ServerMetrics
+
+#: Work without a token for this long means not ready. A prompt as long as the window prefills within it on the slowest machine served.
+STALL_S = 60.0
+
+
+def build_app(config: ServeConfig, text: TextModel, replica: Replica, *, stall_s: float = STALL_S) -> ASGIApp:
+    """The ASGI app of one server. `replica` may still be loading: generation answers 503 until it is ready."""
+    sampling = SamplingDoor(
+        defaults={**text.default_sampling, **config.default_sampling},
+        vocab_size=text.tokenizer.vocab_size,
+        end_token_ids=text.stop_token_ids,
+    )
+    prompts = PromptEncoder(text, sampling)
+    door = Door(
+        model_name=config.served_model_name,
+        http=config.http,
+        text=text,
+        replica=replica,
+        sampling=sampling,
+        prompts=prompts,
+    )
+    metrics = _metrics(config.served_model_name, replica)
+    app: ASGIApp = _router(door, metrics, stall_s)
+    app = Auth(app, keys=KeyRing(config.http.api_keys))
+    app = Errors(app, log=logging.getLogger("twinpath.api"))
+    app = Cors(app, allowed_origins=config.http.allowed_origins)
+    app = Exchanges(app, report=ExchangeReport(metrics))
+    return Lifespan(app, prompts)
+
+
+class Lifespan:
+    """The outermost layer: ends the worker threads when the server stops."""
+
+    def __init__(self, app: ASGIApp, prompts: PromptEncoder) -> None:
+        self._app = app
+        self._prompts = prompts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                self._prompts.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+            await send({"type": "lifespan.startup.complete"})
+
+
+def _router(door: Door, metrics: ServerMetrics, stall_s: float) -> Router:
+    models = Models(door.model_name, door.replica, created=int(time.time()))
+    health = HealthChecks(door.replica, stall_s=stall_s)
+    document = openapi_document(door.model_name)
+    get = ("GET", "HEAD")
+    routes = [
+        Route("/v1/chat/completions", Allow(ChatCompletions(door), "POST")),
+        Route("/v1/completions", Allow(Completions(door), "POST")),
+        Route("/v1/models", Allow(models.list, *get)),
+        Route("/v1/models/{id:path}", Allow(models.get, *get)),
+        Route("/health", Allow(health.live, *get)),
+        Route("/health/ready", Allow(health.ready, *get)),
+        Route("/metrics", Allow(Rendered(metrics.render, CONTENT_TYPE), *get)),
+        Route("/openapi.json", Allow(Rendered(lambda: document, b"application/json"), *get)),
+    ]
+    return Router(routes, redirect_slashes=False, default=not_found)
+
+
+def _metrics(model_name: str, replica: Replica) -> ServerMetrics:
+    metrics = ServerMetrics(model_name)
+    metrics.watch("vllm:num_requests_running", "Requests being generated.", lambda: replica.num_running)
+    metrics.watch("vllm:num_requests_waiting", "Requests in the queue.", lambda: replica.num_waiting)
+    metrics.watch(
+        "vllm:kv_cache_usage_perc", "Share of KV pages that running requests hold, 0 to 1.", lambda: _kv_usage(replica)
+    )
+    metrics.watch_total(
+        "vllm:prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache.",
+        lambda: replica.gauges.prefix_queries,
+    )
+    metrics.watch_total("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda: replica.gauges.prefix_hits)
+    metrics.watch_total(
+        "vllm:num_preemptions", "Requests preempted for want of pages.", lambda: replica.gauges.preemptions
+    )
+    return metrics
+
+
+def _kv_usage(replica: Replica) -> float:
+    gauges = replica.gauges
+    return gauges.pages_used / gauges.pages_total if gauges.pages_total else 0.0

@@ -1,0 +1,92 @@
+"""Reading and decoding request bodies. Whatever is wrong with one is a 400 or 413 in the envelope, and never echoed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope
+
+from twinpath.api.headers import header
+from twinpath.errors import BodyTooLarge, InvalidRequest, RequestError
+
+T = TypeVar("T")
+
+#: `... - at `$.messages[0].role`` in msgspec's messages: the field goes to the envelope's `param`.
+_AT_PATH = re.compile(r"^(.*) - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `([^`]+)`")
+
+
+class ClientGone(Exception):
+    """The client left, or stopped reading; nothing can be answered. Logged as 499."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, idle_timeout_s: float) -> bytes:
+    """The whole body.
+
+    Raises: BodyTooLarge (at once when Content-Length says so), RequestError 408 when the client stops sending, ClientGone.
+    """
+    declared = header(scope, b"content-length")
+    if declared.isdigit() and int(declared) > limit_bytes:
+        raise BodyTooLarge(f"The request body has {int(declared)} bytes; at most {limit_bytes} are accepted.")
+    parts: list[bytes] = []
+    num_bytes = 0
+    while True:
+        try:
+            async with asyncio.timeout(idle_timeout_s):
+                message = await receive()
+        except TimeoutError:
+            raise RequestError(f"The request body did not arrive within {idle_timeout_s:g} s.", status=408) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone("disconnect")
+        part = message.get("body", b"")
+        num_bytes += len(part)
+        if num_bytes > limit_bytes:
+            raise BodyTooLarge(f"The request body is larger than the {limit_bytes} bytes accepted.")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def check_content_type(scope: Scope) -> None:
+    """JSON, or nothing said at all: some scripts send no type. A form or a file is a mistake worth naming."""
+    media_type = header(scope, b"content-type").split(b";")[0].strip().lower()
+    if media_type and media_type != b"application/json" and not media_type.endswith(b"+json"):
+        raise InvalidRequest("The request body must be JSON: send it with Content-Type: application/json.")
+
+
+def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """JSON to a request struct.
+
+    Raises: InvalidRequest, `param` naming the field where one is to blame.
+    """
+    if not body:
+        raise InvalidRequest("The request body is empty; a JSON object is expected.")
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise InvalidRequest("The request body is nested too deeply.") from None
+
+
+def _invalid_field(message: str) -> InvalidRequest:
+    """msgspec says type and limit, never the value: safe to hand on."""
+    what, param = message, ""
+    if found := _AT_PATH.match(message):
+        what, param = found[1], found[2]
+    if missing := _MISSING.match(what):
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return InvalidRequest(f"'{param}' is required.", param=param)
+    if not param:
+        return InvalidRequest(f"The request body is not valid: {what}.")
+    # A dict key may be the client's own text, so the path is cut.
+    return InvalidRequest(f"'{param[:120]}' is not valid: {what}.", param=param[:120])

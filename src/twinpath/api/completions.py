@@ -1,0 +1,168 @@
+"""POST /v1/completions: raw prompts, several per call, the prompt echoed and scored on demand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from twinpath.api.client_watch import ClientWatch
+from twinpath.api.exchange import Exchange
+from twinpath.api.generation import Ask, Door, answer_json, answer_stream, new_id, together
+from twinpath.api.logprobs import LegacyLogprobs
+from twinpath.api.ports import Tokenizer
+from twinpath.api.responses import Completion, CompletionChoice, LegacyLogprobsBody, UsageBody
+from twinpath.api.schemas import CompletionRequest
+from twinpath.api.sse import EventStream, encode, quoted
+from twinpath.api.turn import Emit, Piece, Turn
+from twinpath.types import TokenLogprob, Usage
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+class Completions:
+    """The endpoint, an ASGI app."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = await self._door.read(scope, receive, _decoder)
+        ask = Ask(scope, Exchange.of(scope), fields)
+        call_id = new_id("cmpl")
+        async with self._door.watch(receive, send) as client:
+            prompts = await self._door.prompts.completion(fields)
+            choices = [self._choice(ask, fields, f"{call_id}-{index}", ids) for index, ids in enumerate(prompts)]
+            if fields.stream:
+                await self._stream(ask, client, call_id, choices)
+            else:
+                await self._whole(ask, client, call_id, choices)
+
+    def _choice(self, ask: Ask, fields: CompletionRequest, request_id: str, prompt_ids: list[int]) -> Choice:
+        door = self._door
+        num_top = None if fields.logprobs is None else int(fields.logprobs)
+        sampling = door.sampling.params(
+            fields,
+            room=door.room_after(prompt_ids, "prompt"),
+            logprobs=num_top,
+            prompt_logprobs=num_top if fields.echo else None,
+        )
+        turn = door.turn(ask, prompt_ids, sampling, request_id=request_id)
+        return Choice(turn, door.text.tokenizer, num_top, echo=bool(fields.echo))
+
+    async def _stream(self, ask: Ask, client: ClientWatch, call_id: str, choices: Sequence[Choice]) -> None:
+        options = ask.fields.stream_options
+        chunks = CompletionChunks.of(
+            call_id, self._door.model_name, include_usage=bool(options and options.include_usage)
+        )
+        stream = EventStream(client, b"")
+
+        async def run_one(index: int, choice: Choice) -> None:
+            async def emit(piece: Piece) -> None:
+                text, logprobs = choice.take(piece)
+                if text or logprobs is not None:
+                    await stream.write(chunks.piece(index, text, logprobs))
+                elif not stream.started:
+                    await stream.open()
+
+            await self._door.run(choice.turn, emit)
+            await stream.write(chunks.finish(index, choice.turn))
+
+        async def work() -> bytes:
+            await together([run_one(index, choice) for index, choice in enumerate(choices)])
+            ask.exchange.reason = choices[0].turn.finish_reason.value
+            return chunks.usage([choice.turn.stats.usage for choice in choices])
+
+        await answer_stream(ask.exchange, stream, work)
+
+    async def _whole(self, ask: Ask, client: ClientWatch, call_id: str, choices: Sequence[Choice]) -> None:
+        pieces: list[list[Piece]] = [[] for _ in choices]
+        await together(
+            [self._door.run(choice.turn, _collect(kept)) for choice, kept in zip(choices, pieces, strict=True)]
+        )
+        ask.exchange.reason = choices[0].turn.finish_reason.value
+        answer = Completion(
+            id=call_id,
+            created=int(time.time()),
+            model=self._door.model_name,
+            choices=[
+                choice.whole(index, kept) for index, (choice, kept) in enumerate(zip(choices, pieces, strict=True))
+            ],
+            usage=UsageBody.of([choice.turn.stats.usage for choice in choices]),
+        )
+        await answer_json(client, answer)
+
+
+def _collect(kept: list[Piece]) -> Emit:
+    async def emit(piece: Piece) -> None:
+        kept.append(piece)
+
+    return emit
+
+
+class Choice:
+    """One prompt of a call. With `echo`, the prompt's text and scores come before the first piece."""
+
+    def __init__(self, turn: Turn, tokenizer: Tokenizer, num_top: int | None, *, echo: bool) -> None:
+        self.turn = turn
+        self._tokenizer = tokenizer
+        self._legacy = None if num_top is None else LegacyLogprobs(tokenizer, num_top)
+        self._echo = echo
+
+    def take(self, piece: Piece) -> tuple[str, LegacyLogprobsBody | None]:
+        """A piece as it goes to the client."""
+        text, scored, first_id = piece.text, list(piece.logprobs or ()), None
+        if self._echo:
+            self._echo = False
+            prompt_ids = self.turn.request.prompt_ids
+            text = self._tokenizer.decode(prompt_ids) + text
+            scored = [*(piece.prompt_logprobs or ()), *scored]
+            first_id = prompt_ids[0]
+        if self._legacy is None or (not scored and first_id is None):
+            return text, None
+        return text, self._legacy.block(scored, first_token_id=first_id)
+
+    def whole(self, index: int, pieces: Sequence[Piece]) -> CompletionChoice:
+        """All pieces as one choice."""
+        logprobs: list[TokenLogprob] = [item for piece in pieces for item in piece.logprobs or ()]
+        prompt_logprobs = next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs), None)
+        text, block = self.take(Piece("".join(piece.text for piece in pieces), [], logprobs, prompt_logprobs))
+        if block is None and self._legacy is not None:
+            block = self._legacy.block([])
+        return CompletionChoice(index=index, text=text, logprobs=block, finish_reason=self.turn.finish_reason.value)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionChunks:
+    """Chunks of one completions stream; `_head` is the same in all of them."""
+
+    include_usage: bool
+    _head: bytes
+
+    @staticmethod
+    def of(call_id: str, model_name: str, *, include_usage: bool) -> CompletionChunks:
+        head = b'data: {"id":%s,"object":"text_completion","created":%d,"model":%s,"choices":[' % (
+            quoted(call_id),
+            int(time.time()),
+            quoted(model_name),
+        )
+        return CompletionChunks(include_usage, head)
+
+    def piece(self, index: int, text: str, logprobs: LegacyLogprobsBody | None, reason: bytes = b"null") -> bytes:
+        """Text of one choice."""
+        scores = b"null" if logprobs is None else encode(logprobs)
+        choice = b'{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s}]' % (index, quoted(text), scores, reason)
+        return self._head + choice + (b',"usage":null}\n\n' if self.include_usage else b"}\n\n")
+
+    def finish(self, index: int, turn: Turn) -> bytes:
+        """The chunk that ends one choice."""
+        return self.piece(index, "", None, quoted(turn.finish_reason.value))
+
+    def usage(self, usages: list[Usage]) -> bytes:
+        """The usage chunk, when it was asked for."""
+        if not self.include_usage:
+            return b""
+        return self._head + b'],"usage":' + encode(UsageBody.of(usages)) + b"}\n\n"

@@ -1,0 +1,53 @@
+"""One HTTP exchange as it goes through the door: its ids, its caller, what became of it. Lives in `scope["state"]`."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import cast
+
+from starlette.types import Scope
+
+from twinpath.api.envelope import Headers
+from twinpath.api.headers import header
+from twinpath.api.identity import Caller
+from twinpath.api.turn import TurnStats
+
+#: An id that is safe to echo and to log: printable ASCII without the quote that would end a log field.
+_SANE_ID = re.compile(rb"[!#-~]{1,128}")
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Filled in on the way; read once, for the log line."""
+
+    request_id: str
+    method: str
+    path: str
+    started_at: float = field(default_factory=monotonic)
+    caller: Caller = field(default_factory=Caller)
+    #: Sent with whatever the answer is.
+    headers: Headers = field(default_factory=list)
+    #: 0 until the response started; 499 when the client was gone before it.
+    status: int = 0
+    #: finish_reason of the answer, or why there was none.
+    reason: str = ""
+    turns: list[TurnStats] = field(default_factory=list)
+    #: The engine's own ids of this exchange.
+    engine_ids: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def begin(scope: Scope) -> Exchange:
+        """A sane X-Request-ID is the client's to choose; anything else gets a new one. Engine ids are always ours."""
+        offered = header(scope, b"x-request-id")
+        request_id = offered.decode() if _SANE_ID.fullmatch(offered) else f"req_{uuid.uuid4().hex}"
+        exchange = Exchange(request_id=request_id, method=scope["method"], path=scope["path"])
+        exchange.headers.append((b"x-request-id", request_id.encode()))
+        scope.setdefault("state", {})["exchange"] = exchange
+        return exchange
+
+    @staticmethod
+    def of(scope: Scope) -> Exchange:
+        return cast(Exchange, scope["state"]["exchange"])

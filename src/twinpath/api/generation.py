@@ -1,0 +1,163 @@
+"""What both generation endpoints do alike: read, check, admit, run, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from twinpath.api.body import check_content_type, decode_body, read_body
+from twinpath.api.client_watch import ClientWatch
+from twinpath.api.exchange import Exchange
+from twinpath.api.normalize import SamplingDoor, check_prompt_fits, check_served, stops_of
+from twinpath.api.ports import Replica, TextModel
+from twinpath.api.prompts import PromptEncoder
+from twinpath.api.schemas import CompletionRequest, SamplingFields
+from twinpath.api.sse import EventStream
+from twinpath.api.turn import Emit, Turn
+from twinpath.config import HttpConfig
+from twinpath.errors import ModelNotFound, Overloaded, RequestError
+from twinpath.types import Request, SamplingParams
+
+F = TypeVar("F", bound=SamplingFields)
+JSON_HEADERS = [(b"content-type", b"application/json")]
+#: A client that stops in the middle of its body holds a connection; this ends it.
+BODY_IDLE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One call of a generation endpoint: where it came in, and what it wants."""
+
+    scope: Scope
+    exchange: Exchange
+    fields: SamplingFields
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The parts an endpoint works with. One per app."""
+
+    model_name: str
+    http: HttpConfig
+    text: TextModel
+    replica: Replica
+    sampling: SamplingDoor
+    prompts: PromptEncoder
+
+    def watch(self, receive: Receive, send: Send) -> ClientWatch:
+        return ClientWatch(
+            receive, send, keepalive_s=self.http.sse_keepalive_s, write_timeout_s=self.http.write_timeout_s
+        )
+
+    async def read(self, scope: Scope, receive: Receive, decoder: msgspec.json.Decoder[F]) -> F:
+        """The body as fields that this server can serve.
+
+        Raises: RequestError, ClientGone.
+        """
+        check_content_type(scope)
+        body = await read_body(scope, receive, limit_bytes=self.http.max_body_bytes, idle_timeout_s=BODY_IDLE_TIMEOUT_S)
+        fields = decode_body(body, decoder)
+        if fields.model and fields.model != self.model_name:
+            raise ModelNotFound(f"The model '{fields.model[:200]}' is not served here; see /v1/models.", param="model")
+        check_served(fields)
+        return fields
+
+    def room_after(self, prompt_ids: Sequence[int], param: str) -> int:
+        """Tokens that may follow the prompt.
+
+        Raises: ContextOverflow; Overloaded while the model is not loaded.
+        """
+        info = self.replica.info
+        if info is None:
+            raise Overloaded("The model is still loading.", status=503, retry_after_s=5)
+        return check_prompt_fits(len(prompt_ids), info.max_model_len, param)
+
+    def turn(self, ask: Ask, prompt_ids: list[int], sampling: SamplingParams, *, request_id: str) -> Turn:
+        """A generation that is ready to run, noted in the exchange."""
+        request = Request(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            cache_salt=ask.exchange.caller.cache_salt(ask.fields.cache_salt),
+            session=ask.exchange.caller.session(ask.scope, ask.fields),
+        )
+        detokenizer = self.text.tokenizer.detokenizer(continuation=isinstance(ask.fields, CompletionRequest))
+        turn = Turn(request, detokenizer, stops_of(ask.fields))
+        ask.exchange.turns.append(turn.stats)
+        ask.exchange.engine_ids.append(request_id)
+        return turn
+
+    async def run(self, turn: Turn, emit: Emit) -> None:
+        """Run one turn to its end.
+
+        Raises: RequestError.
+        """
+        await turn.run(self.replica.generate(turn.request), emit)
+
+
+async def together(works: Sequence[Coroutine[None, None, None]]) -> None:
+    """Run several side by side; the first failure ends all.
+
+    Raises: RequestError.
+    """
+    if len(works) == 1:
+        await works[0]
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except* RequestError as errors:
+        raise _first(errors) from None
+
+
+async def answer_stream(exchange: Exchange, stream: EventStream, work: Callable[[], Awaitable[bytes]]) -> None:
+    """Run `work` (which writes to the stream and returns the last chunks) and end the stream in one of its two ways.
+
+    Raises: RequestError while nothing was sent: then it is a plain HTTP error.
+    """
+    try:
+        last_chunks = await work()
+    except RequestError as error:
+        if not stream.started:
+            raise
+        exchange.reason = f"error:{error.code or error.status}"
+        await stream.fail(error)
+    except asyncio.CancelledError:
+        if stream.started and not stream.client_gone:
+            exchange.reason = "shutdown"
+            await stream.fail(shutting_down())
+        raise
+    else:
+        await stream.finish(last_chunks)
+
+
+async def answer_json(client: ClientWatch, payload: msgspec.Struct) -> None:
+    """A whole answer."""
+    body = msgspec.json.encode(payload)
+    headers = [*JSON_HEADERS, (b"content-length", str(len(body)).encode())]
+    await client.send({"type": "http.response.start", "status": 200, "headers": headers})
+    await client.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def shutting_down() -> RequestError:
+    return Overloaded("The server is shutting down.", status=503, code="shutting_down", retry_after_s=5)
+
+
+def new_id(prefix: str) -> str:
+    """An id of our own: what the client sends never reaches the engine as an id."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def _first(errors: BaseExceptionGroup[RequestError]) -> RequestError:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, RequestError)
+    return error

@@ -1,0 +1,146 @@
+"""Pure ASGI layers around the routes, outermost first: Exchanges (ids, one log line), Cors, Errors (the envelope), Auth.
+
+`BaseHTTPMiddleware` is not used anywhere: it hides disconnects from the endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from twinpath.api.body import ClientGone
+from twinpath.api.envelope import envelope, error_headers, internal_error
+from twinpath.api.exchange import Exchange
+from twinpath.api.generation import shutting_down
+from twinpath.api.headers import header
+from twinpath.api.identity import KeyRing
+from twinpath.errors import RequestError
+
+OPEN_PATHS = frozenset({"/health", "/health/ready"})
+CLIENT_GONE_STATUS = 499
+
+
+class Exchanges:
+    """Gives every request an `Exchange`, puts its headers on the answer, and reports it when it is over."""
+
+    def __init__(self, app: ASGIApp, *, report: Callable[[Exchange], None]) -> None:
+        self._app = app
+        self._report = report
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange.begin(scope)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                message["headers"] = [*message["headers"], *exchange.headers]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        finally:
+            self._report(exchange)
+
+
+class Cors:
+    """Answers preflights without a key and lets browsers read every answer, errors included."""
+
+    def __init__(self, app: ASGIApp, *, allowed_origins: tuple[str, ...]) -> None:
+        self._app = app
+        self._any = "*" in allowed_origins
+        self._allowed = frozenset(origin.encode() for origin in allowed_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange.of(scope)
+        exchange.headers += self._headers(header(scope, b"origin"))
+        if scope["method"] != "OPTIONS":
+            await self._app(scope, receive, send)
+            return
+        asked = header(scope, b"access-control-request-headers")
+        headers = [
+            (b"allow", b"GET, HEAD, POST, OPTIONS"),
+            (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
+            (
+                b"access-control-allow-headers",
+                asked or b"authorization, content-type, x-api-key, x-request-id, x-session-id",
+            ),
+            (b"access-control-max-age", b"86400"),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _headers(self, origin: bytes) -> list[tuple[bytes, bytes]]:
+        exposed = (b"access-control-expose-headers", b"x-request-id, retry-after")
+        if self._any:
+            return [(b"access-control-allow-origin", b"*"), exposed]
+        vary = (b"vary", b"origin")
+        return [(b"access-control-allow-origin", origin), exposed, vary] if origin in self._allowed else [vary]
+
+
+class Errors:
+    """Every exception becomes the envelope; once an answer has started, the connection is broken instead, so nobody takes it for whole."""
+
+    def __init__(self, app: ASGIApp, *, log: logging.Logger) -> None:
+        self._app = app
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange.of(scope)
+        try:
+            await self._app(scope, receive, send)
+        except RequestError as error:
+            await self._refuse(scope, exchange, send, error)
+        except ClientGone as gone:
+            exchange.reason = gone.reason
+            if not exchange.status:
+                exchange.status = CLIENT_GONE_STATUS
+            _abort(scope)
+        except asyncio.CancelledError:
+            # Only a stopping server cancels exchanges; a started stream has told its client by now.
+            if not exchange.status:
+                await self._refuse(scope, exchange, send, shutting_down())
+        except Exception as error:
+            self._log.exception("%s failed: %s", exchange.request_id, type(error).__name__)
+            await self._refuse(scope, exchange, send, internal_error())
+
+    async def _refuse(self, scope: Scope, exchange: Exchange, send: Send, error: RequestError) -> None:
+        exchange.reason = exchange.reason or f"error:{error.code or error.type}"
+        if exchange.status:
+            _abort(scope)
+            return
+        body = envelope(error)
+        headers = [*error_headers(error), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class Auth:
+    """Checks the API key on every path but health (preflights ended in `Cors`)."""
+
+    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            Exchange.of(scope).caller = self._keys.identify(scope)
+        await self._app(scope, receive, send)
+
+
+def _abort(scope: Scope) -> None:
+    """Drop the connection with what is still buffered for it (a close would wait for a reader that does not read)."""
+    extension = scope.get("extensions", {}).get("twinpath.abort")
+    if extension is not None:
+        extension["call"]()

@@ -1,0 +1,170 @@
+"""From what clients send to what the engine takes: refuse what is not served, fill defaults, check limits. The one normaliser."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest, SamplingFields
+from twinpath.errors import ContextOverflow, InvalidRequest
+from twinpath.types import SamplingParams
+
+#: Fields that would change the output and are not served: name -> values that ask for nothing new.
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "continue_final_message": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": ([], ["text"]),
+    "audio": (),
+    "web_search_options": (),
+    "suffix": ("",),
+}
+#: llama.cpp and vLLM say -1 for "no limit"; our own word is 0.
+_TOP_K_OFF = -1
+
+
+def check_prompt_fits(num_prompt: int, window: int, param: str) -> int:
+    """Tokens that may follow the prompt, at least 1. `window` is what this server can hold: the model's, or less when its KV pool is.
+
+    Raises: ContextOverflow in words that clients recognise, so that they can compact; nothing is ever cut in silence.
+    """
+    if num_prompt >= window:
+        raise ContextOverflow(
+            f"This model's maximum context length is {window} tokens. However, your prompt has {num_prompt} tokens, "
+            "which leaves no room for an answer. Please shorten the prompt.",
+            param=param,
+        )
+    return window - num_prompt
+
+
+def check_served(fields: SamplingFields) -> None:
+    """Refuse known fields that this server does not serve: ignoring them would change the output in silence.
+
+    Raises: InvalidRequest naming the field.
+    """
+    for name in fields.__struct_fields__:
+        neutral = _REFUSED.get(name)
+        if neutral is None:
+            continue
+        value = getattr(fields, name)
+        if value is not None and value not in neutral:
+            raise InvalidRequest(f"'{name}' asks for something this server does not support yet.", param=name)
+
+
+def stops_of(fields: SamplingFields) -> tuple[str, ...]:
+    """The stop strings, as a tuple."""
+    stop = fields.stop
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def logprobs_of(fields: ChatCompletionRequest) -> int | None:
+    """`logprobs` and `top_logprobs` as one number: None is off.
+
+    Raises: InvalidRequest for `top_logprobs` without `logprobs`.
+    """
+    if not fields.logprobs:
+        if fields.top_logprobs is not None:
+            raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+        return None
+    return int(fields.top_logprobs or 0)
+
+
+def asked_max_tokens(fields: ChatCompletionRequest | CompletionRequest) -> int | None:
+    """The caller's cap: `max_completion_tokens` wins, None is "the rest of the window" (completions: 16)."""
+    if isinstance(fields, CompletionRequest):
+        return 16 if fields.max_tokens is None else int(fields.max_tokens)
+    asked = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    return None if asked is None else int(asked)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDoor:
+    """Sampling fields to `SamplingParams`: the request's value, else the model's default, else the neutral one."""
+
+    defaults: Mapping[str, float]
+    vocab_size: int
+    end_token_ids: tuple[int, ...]
+
+    def params(
+        self,
+        fields: ChatCompletionRequest | CompletionRequest,
+        *,
+        room: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
+    ) -> SamplingParams:
+        """Valid parameters; `room` (tokens left after the prompt) clamps the caller's cap.
+
+        Raises: InvalidRequest.
+        """
+        asked = asked_max_tokens(fields)
+        min_tokens = int(fields.min_tokens or 0)
+        if asked is not None and min_tokens > asked:
+            raise InvalidRequest(f"'min_tokens' is {min_tokens}, above the maximum of {asked}.", param="min_tokens")
+        max_tokens = room if asked is None else min(asked, room)
+        top_k = int(self._value(fields, "top_k", 0))
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min(min_tokens, max_tokens),
+            temperature=self._value(fields, "temperature", 1.0),
+            top_k=0 if top_k == _TOP_K_OFF else min(top_k, self.vocab_size),
+            top_p=self._value(fields, "top_p", 1.0),
+            min_p=self._value(fields, "min_p", 0.0),
+            repetition_penalty=self._value(fields, "repetition_penalty", 1.0),
+            presence_penalty=self._value(fields, "presence_penalty", 0.0),
+            frequency_penalty=self._value(fields, "frequency_penalty", 0.0),
+            logit_bias=self._logit_bias(fields.logit_bias or {}),
+            seed=secrets.randbits(63) if fields.seed is None else int(fields.seed),
+            stop_token_ids=self._stop_token_ids(fields),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def check_token_ids(self, token_ids: list[Any], param: str) -> list[int]:
+        """Ids of this vocabulary, as ints.
+
+        Raises: InvalidRequest naming the first that is not.
+        """
+        ids = [int(token_id) for token_id in token_ids]
+        if ids and (largest := max(ids)) >= self.vocab_size:
+            raise InvalidRequest(
+                f"'{param}' holds token id {largest}; the vocabulary has {self.vocab_size}.", param=param
+            )
+        return ids
+
+    def _value(self, fields: SamplingFields, name: str, neutral: float) -> float:
+        value = getattr(fields, name)
+        return float(self.defaults.get(name, neutral) if value is None else value)
+
+    def _logit_bias(self, bias: Mapping[str, float]) -> dict[int, float]:
+        checked: dict[int, float] = {}
+        for key, value in bias.items():
+            if not (key.isascii() and key.isdigit() and len(key) <= 19):
+                raise InvalidRequest("The keys of 'logit_bias' must be token ids.", param="logit_bias")
+            if int(key) >= self.vocab_size:
+                raise InvalidRequest(
+                    f"'logit_bias' names token id {int(key)}; the vocabulary has {self.vocab_size}.", param="logit_bias"
+                )
+            checked[int(key)] = value
+        return checked
+
+    def _stop_token_ids(self, fields: SamplingFields) -> tuple[int, ...]:
+        asked = self.check_token_ids(list(fields.stop_token_ids or ()), "stop_token_ids")
+        own = () if fields.ignore_eos else self.end_token_ids
+        return tuple(dict.fromkeys((*own, *asked)))

@@ -1,0 +1,109 @@
+"""The OpenAPI 3.1 document, made from the same structs that decode and encode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from twinpath import __version__
+from twinpath.api.envelope import ErrorEnvelope
+from twinpath.api.responses import ChatCompletion, Completion, Health, ModelCard, ModelList
+from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest
+
+_REF = "#/components/schemas/{name}"
+_STRUCTS = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ChatCompletion,
+    Completion,
+    ModelCard,
+    ModelList,
+    Health,
+    ErrorEnvelope,
+)
+#: What any operation may answer besides its own; one shape for all.
+_REFUSALS = {
+    "400": "The request is not valid, or asks for what is not served; `param` names the field.",
+    "401": "The API key is missing or wrong.",
+    "404": "No such model or route.",
+    "405": "The route has other methods; see the Allow header.",
+    "408": "The body did not arrive in time.",
+    "413": "The body is too large.",
+    "429": "Too many requests wait; see Retry-After.",
+    "500": "The engine or the server failed.",
+    "503": "Loading, restarting, full or shutting down; see Retry-After.",
+}
+
+
+def openapi_document(model_name: str) -> bytes:
+    """The document as JSON."""
+    schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)[1]
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "twinpath", "version": __version__, "description": f"Serves {model_name}."},
+        "paths": {
+            "/v1/chat/completions": {
+                "post": _generation("createChatCompletion", ChatCompletionRequest, ChatCompletion)
+            },
+            "/v1/completions": {"post": _generation("createCompletion", CompletionRequest, Completion)},
+            "/v1/models": {"get": _get("listModels", "The served models.", ModelList)},
+            "/v1/models/{id}": {
+                "get": {**_get("getModel", "One model.", ModelCard), "parameters": [_model_id(model_name)]}
+            },
+            "/health": {"get": _health("live", "Is the server alive?")},
+            "/health/ready": {"get": _health("ready", "Can it take work?")},
+            "/metrics": {"get": _get("metrics", "Prometheus metrics.", None, "text/plain")},
+        },
+        "components": {
+            "schemas": schemas,
+            "responses": {status: _refusal(text) for status, text in _REFUSALS.items()},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"header": []}],
+    }
+    return msgspec.json.encode(document)
+
+
+def _schema_ref(struct: type) -> dict[str, str]:
+    return {"$ref": _REF.format(name=struct.__name__)}
+
+
+def _refusal(text: str) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": _schema_ref(ErrorEnvelope)}}}
+
+
+def _responses(description: str, content: dict[str, Any]) -> dict[str, Any]:
+    refusals = {status: {"$ref": f"#/components/responses/{status}"} for status in _REFUSALS}
+    return {"200": {"description": description, "content": content}, **refusals}
+
+
+def _generation(operation_id: str, request: type, answer: type) -> dict[str, Any]:
+    content = {
+        "application/json": {"schema": _schema_ref(answer)},
+        "text/event-stream": {"schema": {"type": "string", "description": "With `stream`: chunks, then [DONE]."}},
+    }
+    return {
+        "operationId": operation_id,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _schema_ref(request)}}},
+        "responses": _responses("The answer.", content),
+    }
+
+
+def _get(operation_id: str, text: str, answer: type | None, media_type: str = "application/json") -> dict[str, Any]:
+    schema = {"type": "string"} if answer is None else _schema_ref(answer)
+    return {"operationId": operation_id, "responses": _responses(text, {media_type: {"schema": schema}})}
+
+
+def _health(operation_id: str, text: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": _schema_ref(Health)}}
+    operation = _get(operation_id, text, Health)
+    operation["responses"]["503"] = {"description": "No, and why.", "content": content}
+    return {**operation, "security": []}
+
+
+def _model_id(model_name: str) -> dict[str, Any]:
+    return {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}, "example": model_name}

@@ -1,0 +1,94 @@
+"""What the door needs from the rooms below it, as Protocols: the text side of a model and a replica that generates."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from twinpath.ipc.messages import Gauges, Ready
+from twinpath.types import Event, Request
+
+
+class Detokenizer(Protocol):
+    """Token ids to text, one stream. Bytes of a character that is not complete yet are held back."""
+
+    def push(self, token_ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str:
+        """What is left; an incomplete character is dropped."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back, as `twinpath.text` does it. Thread safe."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a raw completion prompt: control tokens are recognised, BOS is added when the model wants it."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, control tokens left out."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def detokenizer(self, *, continuation: bool = False) -> Detokenizer:
+        """`continuation`: the text goes on after a raw prompt, so a leading space is meant."""
+        ...
+
+
+class TextModel(Protocol):
+    """The text side of one model. Thread safe: long prompts are encoded in a worker thread."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def default_sampling(self) -> Mapping[str, float]: ...
+
+    def encode_chat(
+        self, messages: list[dict[str, Any]], *, template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Render and encode, generation prompt added.
+
+        Raises: InvalidRequest with the template's own words when it refuses the conversation.
+        """
+        ...
+
+
+class Replica(Protocol):
+    """One engine as the door sees it; `twinpath.gateway` has the real one."""
+
+    @property
+    def state(self) -> str:
+        """loading, ready, restarting, draining, failed or stopped."""
+        ...
+
+    @property
+    def info(self) -> Ready | None:
+        """The engine's limits; None until it was ready once."""
+        ...
+
+    @property
+    def gauges(self) -> Gauges:
+        """The latest heartbeat's."""
+        ...
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def seconds_since_token(self) -> float | None:
+        """None when nothing runs; else seconds since the last token, or since the oldest request came."""
+        ...
+
+    def generate(self, request: Request) -> AsyncIterator[Event]: ...

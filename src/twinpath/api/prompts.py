@@ -1,0 +1,92 @@
+"""Text to token ids at the door. Short prompts are encoded in place; long ones in a worker thread, so that no stream waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from twinpath.api.conversation import Turn, fold, to_turns
+from twinpath.api.normalize import SamplingDoor
+from twinpath.api.ports import TextModel
+from twinpath.api.schemas import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest
+from twinpath.errors import InvalidRequest
+
+T = TypeVar("T")
+
+#: 4,096 characters tokenise in about a millisecond; the loop must never stall for more than 5.
+INLINE_CHARS = 4096
+
+
+class PromptEncoder:
+    """Encodes chat conversations and completion prompts. Owns its worker threads; `close` ends them."""
+
+    def __init__(self, text: TextModel, sampling: SamplingDoor) -> None:
+        self._text = text
+        self._sampling = sampling
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
+
+    async def chat(self, fields: ChatCompletionRequest) -> list[int]:
+        """Token ids of the rendered conversation.
+
+        Raises: InvalidRequest with the template's own words when it refuses even the strict form.
+        """
+        turns = to_turns(fields.messages)
+        num_chars = sum(len(turn["content"]) for turn in turns) + 64 * len(turns)
+        kwargs = fields.chat_template_kwargs or {}
+        return await self._run(num_chars, lambda: self._encode_chat(turns, kwargs))
+
+    async def completion(self, fields: CompletionRequest) -> list[list[int]]:
+        """Token ids of every prompt of the call, in order.
+
+        Raises: InvalidRequest.
+        """
+        prompts = _split_prompts(fields.prompt)
+        num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        encoded = await self._run(num_chars, lambda: [self._encode_prompt(prompt) for prompt in prompts])
+        if any(not ids for ids in encoded):
+            raise InvalidRequest("'prompt' is empty.", param="prompt")
+        return encoded
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, num_chars: int, encode: Callable[[], T]) -> T:
+        if num_chars <= INLINE_CHARS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+
+    def _encode_chat(self, turns: list[Turn], kwargs: dict[str, Any]) -> list[int]:
+        try:
+            return self._text.encode_chat(turns, template_kwargs=kwargs)
+        except InvalidRequest as refusal:
+            strict = fold(turns)
+            if strict == turns:
+                raise
+            try:
+                return self._text.encode_chat(strict, template_kwargs=kwargs)
+            except InvalidRequest:
+                raise refusal from None
+
+    def _encode_prompt(self, prompt: str | list[Any]) -> list[int]:
+        if isinstance(prompt, str):
+            return self._text.tokenizer.encode_prompt(prompt)
+        return self._sampling.check_token_ids(prompt, "prompt")
+
+
+def _split_prompts(prompt: str | list[Any]) -> list[str | list[Any]]:
+    """A string, strings, ids, or lists of ids: one kind per call."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if all(isinstance(item, int | float) for item in prompt):
+        return [prompt]
+    if not (all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) for item in prompt)):
+        raise InvalidRequest(
+            "'prompt' must be a string, strings, token ids, or lists of token ids; not a mixture.", param="prompt"
+        )
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(
+            f"'prompt' holds {len(prompt)} prompts; at most {MAX_PROMPTS} are accepted.", param="prompt"
+        )
+    return prompt

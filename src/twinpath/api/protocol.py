@@ -1,0 +1,118 @@
+"""uvicorn's HTTP/1.1 protocol with the limits and the manners a public port needs.
+
+What it adds: a bound on connections, on header bytes and on the time headers take; refusals in the error envelope; a way to abort a
+connection whose reader stalls; idle timeouts also before the first request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from http import HTTPStatus
+from typing import cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from twinpath.api.envelope import envelope
+from twinpath.errors import Overloaded, RequestError
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 200
+#: From a request's first byte to the end of its headers.
+HEADER_TIMEOUT_S = 30.0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. `max_connections` is set by `bounded_protocol`; every refused connection hears a 503 first."""
+
+    max_connections = 10_000
+    keepalive = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._refusal: RequestError | None = None
+        self._num_header_bytes = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self.connections) > self.max_connections:
+            self._refuse(_full(self.max_connections))
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_header_timer()
+        super().connection_lost(exc)
+        # uvicorn does this for a clean end only; a reset connection must not keep its timer, and so itself, alive.
+        self._unset_keepalive_if_required()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {"twinpath.abort": {"call": self.transport.abort}}
+        self._num_header_bytes = 0
+        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_header_bytes(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count_header_bytes(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        self._stop_header_timer()
+        super().on_headers_complete()
+        if not self.keepalive and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal or RequestError("The request is not valid HTTP/1.1."))
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            # The last answer was never read: a close would wait for that for ever.
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _count_header_bytes(self, num_bytes: int) -> None:
+        self._num_header_bytes += num_bytes
+        if self._num_header_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
+            self._refusal = RequestError(
+                f"The request's line and headers are larger than {MAX_HEADER_BYTES} bytes or {MAX_HEADERS} headers.",
+                status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            )
+            # The parser turns it into `send_400_response`.
+            raise ValueError("headers too large")
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer without the app, then close."""
+        body = envelope(error)
+        retry_after = f"retry-after: {error.retry_after_s}\r\n" if error.retry_after_s is not None else ""
+        head = (
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{retry_after}connection: close\r\n\r\n"
+        )
+        self.transport.write(STATUS_LINE[error.status] + head.encode() + body)
+        self.transport.close()
+
+
+def bounded_protocol(*, max_connections: int, keepalive: bool) -> type[BoundedProtocol]:
+    """The protocol class with its limits: uvicorn builds one object per connection from a class alone."""
+    limits = {"max_connections": max_connections, "keepalive": keepalive}
+    return cast(type[BoundedProtocol], type("LimitedProtocol", (BoundedProtocol,), limits))
+
+
+def _full(max_connections: int) -> RequestError:
+    return Overloaded(f"All {max_connections} connections of this server are in use.", status=503, retry_after_s=1)

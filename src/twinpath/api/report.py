@@ -1,0 +1,62 @@
+"""What is kept of an exchange when it is over: its log line and its share of the metrics."""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+
+from twinpath.api.exchange import Exchange
+from twinpath.telemetry.logging import REQUESTS, RequestLine
+from twinpath.telemetry.metrics import ServerMetrics
+
+#: Known paths keep their name as a metric label; anything else a client makes up is "other".
+ROUTES = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/health/ready", "/metrics", "/openapi.json"}
+)
+GENERATION_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
+
+
+class ExchangeReport:
+    """Called once per exchange, at its end."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+        self._log = logging.getLogger(REQUESTS)
+
+    def __call__(self, exchange: Exchange) -> None:
+        now = monotonic()
+        route = exchange.path if exchange.path in ROUTES else "other"
+        self._metrics.count_response(route, exchange.status)
+        total_s = now - exchange.started_at
+        for turn in exchange.turns:
+            self._metrics.observe_turn(
+                num_prompt=turn.num_prompt,
+                num_output=turn.num_output,
+                finish_reason=exchange.reason.partition(":")[0] or "unknown",
+                ttft_s=None if turn.first_token_at is None else turn.first_token_at - exchange.started_at,
+                token_gaps_s=turn.token_gaps_s,
+                total_s=total_s,
+            )
+        if exchange.turns:
+            self._metrics.observe_exchange(total_s)
+        level = logging.INFO if exchange.path in GENERATION_ROUTES else logging.DEBUG
+        if self._log.isEnabledFor(level):
+            self._log.log(level, "%s", _line(exchange, total_s))
+
+
+def _line(exchange: Exchange, total_s: float) -> RequestLine:
+    turns = exchange.turns
+    first_tokens = [turn.first_token_at for turn in turns if turn.first_token_at is not None]
+    return RequestLine(
+        request_id=exchange.request_id,
+        engine_id=exchange.engine_ids[0] if exchange.engine_ids else "",
+        method=exchange.method,
+        path=exchange.path if exchange.path in ROUTES else repr(exchange.path[:120]),
+        status=exchange.status,
+        num_prompt=sum(turn.num_prompt for turn in turns),
+        num_cached=sum(turn.num_cached for turn in turns),
+        num_output=sum(turn.num_output for turn in turns),
+        ttft_ms=(min(first_tokens) - exchange.started_at) * 1000 if first_tokens else None,
+        total_ms=total_s * 1000,
+        reason=exchange.reason,
+    )

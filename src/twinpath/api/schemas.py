@@ -1,0 +1,142 @@
+"""Request bodies as msgspec structs: the one truth for validation and for the OpenAPI document.
+
+Rules of the door (docs/decisions/002-request-fields.md): every optional field may be null, which means absent; integers may come
+as 82.0; unknown fields are ignored; known fields that are not served yet are declared here so that `normalize` can refuse them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+#: Most entries of `logit_bias`, `stop` and `stop_token_ids`, and most prompts of one completions call.
+MAX_LOGIT_BIAS, MAX_STOPS, MAX_STOP_IDS, MAX_PROMPTS = 1024, 64, 256, 128
+
+Count = Annotated[int, Meta(ge=0, le=INT64_MAX)] | Annotated[float, Meta(ge=0, lt=2.0**63, multiple_of=1)]
+Positive = Annotated[int, Meta(ge=1, le=INT64_MAX)] | Annotated[float, Meta(ge=1, lt=2.0**63, multiple_of=1)]
+Int64 = (
+    Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | Annotated[float, Meta(ge=-(2.0**63), lt=2.0**63, multiple_of=1)]
+)
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)] | Annotated[float, Meta(ge=0, le=20, multiple_of=1)]
+LegacyLogprobs = Annotated[int, Meta(ge=0, le=5)] | Annotated[float, Meta(ge=0, le=5, multiple_of=1)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Factor = Annotated[float, Meta(gt=0, le=100)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+TopK = Annotated[int, Meta(ge=-1, le=INT64_MAX)] | Annotated[float, Meta(ge=-1, lt=2.0**63, multiple_of=1)]
+StopText = Annotated[str, Meta(min_length=1)]
+Stops = StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """`stream_options`; `include_obfuscation` is accepted and not needed."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(Struct, kw_only=True):
+    """Fields that both generation endpoints share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Positive | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: Fraction | None = None
+    repetition_penalty: Factor | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
+    seed: Int64 | None = None
+    n: Positive | None = None
+    stop: Stops | None = None
+    stop_token_ids: Annotated[list[Count], Meta(max_length=MAX_STOP_IDS)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    #: Accepted, without effect yet: one class of service, and the engine's ids are always ours.
+    priority: Int64 | None = None
+    request_id: str | None = None
+    metadata: Any = None
+    #: Declared to be refused: they would change the output.
+    best_of: Positive | None = None
+    use_beam_search: bool | None = None
+    prompt_logprobs: Count | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+
+
+class ContentPart(Struct, kw_only=True):
+    """One part of a message; only `text` parts are served."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(Struct, kw_only=True):
+    """A call the model made earlier; `arguments` is the text it wrote, which need not be JSON."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(Struct, kw_only=True):
+    """One replayed tool call; unknown extra keys are ignored and ids are free-form."""
+
+    id: str | None = None
+    type: str | None = None
+    function: FunctionCall
+
+
+class ChatMessage(Struct, kw_only=True):
+    """One turn of a conversation. Content may be text, parts, empty, null or missing for every role."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    function_call: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """Body of POST /v1/completions. `max_tokens` may be 0 here: with `echo` it scores the prompt alone."""
+
+    prompt: str | Annotated[list[str | Count | list[Count]], Meta(min_length=1)]
+    max_tokens: Count | None = None
+    echo: bool | None = None
+    logprobs: LegacyLogprobs | None = None
+    suffix: str | None = None

@@ -1,0 +1,198 @@
+"""The listening server: uvicorn on uvloop and httptools, with connection limits and a drain that ends every stream clearly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from twinpath.api.protocol import bounded_protocol
+from twinpath.config import HttpConfig
+from twinpath.errors import UserError
+
+_log = logging.getLogger("twinpath.server")
+
+#: Descriptors besides connections: model files, the engine's channel, logs, and room for accept to answer 503 above the limit.
+SPARE_DESCRIPTORS = 256
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+BACKLOG = 4096
+#: Cancelled exchanges get this long to tell their clients.
+FAREWELL_S = 1.0
+#: Waits for the requests below to finish, up to the given seconds; True when none is left.
+Drain = Callable[[float], Awaitable[bool]]
+
+
+def bind(config: HttpConfig) -> socket.socket:
+    """A bound socket, and descriptors for `max_connections`: done first, so that mistakes show before a model loads.
+
+    Raises: UserError, one line.
+    """
+    raise_descriptor_limit(config.max_connections + SPARE_DESCRIPTORS)
+    try:
+        infos = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise UserError(f"cannot listen on host '{config.host}': {error.strerror}") from None
+    family, _, _, _, address = infos[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UserError(_bind_message(config, error)) from None
+    listener.setblocking(False)
+    return listener
+
+
+def raise_descriptor_limit(needed: int) -> None:
+    """Raise RLIMIT_NOFILE to `needed` where it is lower.
+
+    Raises: UserError when the hard limit forbids it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"--http-max-connections needs {needed} open files, but the limit is {hard}: "
+            f"raise it (ulimit -Hn {needed}) or lower the flag to {max(hard - SPARE_DESCRIPTORS, 1)}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+async def serve(
+    app: ASGIApp,
+    config: HttpConfig,
+    listener: socket.socket,
+    *,
+    on_ready: Callable[[], None] | None = None,
+    drain: Drain | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM: then stop accepting, let running requests finish within `drain_timeout_s`, end the rest with an
+    error each. A second signal ends them at once. `on_ready` is called when connections are accepted."""
+    await StoppableServer(app, config, on_ready=on_ready, drain=drain).serve([listener])
+
+
+class StoppableServer(uvicorn.Server):
+    """uvicorn's server with our signals, limits and drain. `stop()` does what the first signal does."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: HttpConfig,
+        *,
+        on_ready: Callable[[], None] | None = None,
+        drain: Drain | None = None,
+    ) -> None:
+        super().__init__(_uvicorn_config(app, config))
+        self._http = config
+        self._on_ready = on_ready
+        self._drain = drain
+        self._hurry = asyncio.Event()
+
+    def stop(self) -> None:
+        """First call: drain. Second: at once."""
+        if self.should_exit:
+            self.force_exit = True
+            self._hurry.set()
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._on_ready is not None:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        _log.info("draining %d request(s)", len(self.server_state.tasks))
+        await self._wait_for_exchanges()
+        await self._end_exchanges()
+        await self.lifespan.shutdown()
+
+    async def _wait_for_exchanges(self) -> None:
+        """Until all are done, the drain time is over, or somebody is in a hurry."""
+        waits = [asyncio.create_task(self._hurry.wait())]
+        if self.server_state.tasks:
+            waits.append(asyncio.create_task(_all_of(self.server_state.tasks)))
+            if self._drain is not None:
+                # New requests on open connections are refused meanwhile.
+                drain = asyncio.ensure_future(self._drain(self._http.drain_timeout_s))
+                drain.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.wait(waits, timeout=self._http.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def _end_exchanges(self) -> None:
+        tasks = list(self.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=FAREWELL_S)
+        # What was written is on its way; a reader that takes nothing must not hold the process.
+        for connection in list(self.server_state.connections):
+            connection.transport.close()
+        await asyncio.sleep(0)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM stop this server; the handlers of before come back afterwards."""
+        loop = asyncio.get_running_loop()
+        previous = {number: signal.getsignal(number) for number in _SIGNALS}
+        try:
+            for number in _SIGNALS:
+                loop.add_signal_handler(number, self.stop)
+        except (ValueError, RuntimeError):  # Not the main thread: signals are somebody else's.
+            previous = {}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+
+async def _all_of(tasks: set[asyncio.Task[None]]) -> None:
+    while tasks:
+        await asyncio.wait(list(tasks))
+
+
+def _uvicorn_config(app: ASGIApp, config: HttpConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=bounded_protocol(max_connections=config.max_connections, keepalive=config.keepalive),
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        backlog=BACKLOG,
+        timeout_keep_alive=config.keepalive_timeout_s,
+    )
+
+
+def _bind_message(config: HttpConfig, error: OSError) -> str:
+    where = f"{config.host}:{config.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"port {config.port} on {config.host} is in use: stop the other server or choose another --port"
+    if error.errno == errno.EACCES:
+        return f"not allowed to listen on {where}: ports below 1024 need privileges"
+    return f"cannot listen on {where}: {error.strerror}"
