@@ -1,4 +1,10 @@
-"""Text <-> token ids: tokenisers, incremental detokenisation, chat templates. Owns every decision about characters.
+"""Text <-> token ids: tokenisers, incremental detokenisation, stop strings, chat templates. Owns every decision about characters.
 
 May import: model (file readers), errors. Never: engine, scheduler, api.
 """
+
+from twinpath.text.load import load_text
+from twinpath.text.stop import StopMatcher
+from twinpath.text.text_model import TextModel
+
+__all__ = ["StopMatcher", "TextModel", "load_text"]

@@ -1,0 +1,19 @@
+"""Files -> `TextModel`."""
+
+from __future__ import annotations
+
+from twinpath.model.files import ModelFiles
+from twinpath.model.weights import read_spec
+from twinpath.text.gguf_text import text_from_gguf
+from twinpath.text.hf_text import text_from_directory
+from twinpath.text.text_model import TextModel
+
+
+def load_text(files: ModelFiles, override_template: str | None = None) -> TextModel:
+    """Tokeniser, template and defaults of a model. `override_template` is Jinja text that replaces the model's own.
+
+    Raises: ModelLoadError naming the file and what is wrong with it.
+    """
+    if files.format == "gguf":
+        return text_from_gguf(files, override_template)
+    return text_from_directory(files, override_template, read_spec(files))

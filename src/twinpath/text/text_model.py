@@ -1,0 +1,87 @@
+"""A model's text side as one object: what the API needs to turn requests into ids and ids into text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from twinpath.errors import InvalidRequest
+from twinpath.text.chat_template import ChatTemplate
+from twinpath.text.control_text import ControlTextGuard
+from twinpath.text.detokenizer import Detokenizer
+from twinpath.text.messages import TemplateTraits, normalize
+from twinpath.text.tokenizer import Segment, Tokenizer
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """Tokeniser, chat template and the defaults that come with them. Every method may be called from any thread."""
+
+    tokenizer: Tokenizer
+    #: None: the model knows no chat.
+    template: ChatTemplate | None
+    #: Ids that end a turn or a text.
+    stop_token_ids: tuple[int, ...]
+    #: The model's own window, in tokens.
+    max_model_len: int
+    #: From generation_config, then the alias: temperature, top_k, top_p, ... as the model's makers advise.
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Prompt ids of a conversation. Control tokens come from the template only, never from a caller's string.
+
+        Raises: InvalidRequest with the template's text when it refuses the messages, or when there is no template.
+        """
+        segments = self._render(messages, tools, add_generation_prompt, template_kwargs)
+        return self.tokenizer.encode_segments(segments)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The same prompt as text, for people."""
+        segments = self._render(messages, tools, add_generation_prompt, template_kwargs)
+        return "".join(segment.text for segment in segments)
+
+    def detokenizer(self, *, continuation: bool = False) -> Detokenizer:
+        """A decoder for one answer. `continuation`: it goes on where a raw prompt ended, so a leading space is kept."""
+        return self.tokenizer.detokenizer(continuation=continuation)
+
+    @cached_property
+    def _guard(self) -> ControlTextGuard:
+        return ControlTextGuard(self.tokenizer)
+
+    @cached_property
+    def _traits(self) -> TemplateTraits | None:
+        return None if self.template is None else TemplateTraits(self.template)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> list[Segment]:
+        template, traits = self.template, self._traits
+        if template is None or traits is None:
+            reason = "this model has no chat template; use /v1/completions, or start the server with --chat-template"
+            raise InvalidRequest(reason, param="messages")
+        given = {"messages": normalize(messages, traits), "tools": list(tools) if tools else None}
+        given["template_kwargs"] = dict(template_kwargs or {})
+        mark = self._guard.choose_mark(given)
+        safe = self._guard.protect(given, mark)
+        variables = safe["template_kwargs"] | {"tools": safe["tools"], "add_generation_prompt": add_generation_prompt}
+        return self._guard.segments(template.render(safe["messages"], **variables), mark)

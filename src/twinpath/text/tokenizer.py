@@ -1,0 +1,202 @@
+"""Text -> token ids and token ids -> bytes, over the `tokenizers` library.
+
+Two ways in: `encode` takes text as text (a control token's spelling stays plain characters), `encode_prompt` recognises control
+tokens and adds the model's BOS, as raw completions want it. The way out goes through bytes, one token at a time, so that a
+character split over tokens is never mistaken for damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import tokenizers
+from tokenizers.models import WordLevel
+
+from twinpath.text.detokenizer import Detokenizer
+
+_UNKNOWN = "\ufffd"
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for every byte: character -> byte. Source: openai/gpt-2 `encoder.py`, bytes_to_unicode."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerRules:
+    """What the library's object does not tell."""
+
+    #: How a vocabulary entry spells its bytes: GPT-2's byte alphabet, or SentencePiece's `▁` and `<0x0A>`.
+    spelling: Literal["byte_level", "sentencepiece"]
+    #: Prepended by `encode_prompt` and `add_bos`; None: the model wants none.
+    bos_id: int | None = None
+    #: Rows of the model's embedding; ids past the tokeniser's own vocabulary decode to nothing.
+    vocab_size: int = 0
+    #: The first segment of a text gets a space before it (SentencePiece's dummy prefix, "first" scheme).
+    prefixes_first_segment: bool = False
+    #: Decoding a whole text takes one leading space away again.
+    strips_leading_space: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of text, or one control token (then `token_id` is set)."""
+
+    text: str
+    token_id: int | None = None
+
+
+class Tokenizer:
+    """Thread-safe once built: nothing in it changes but caches."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, rules: TokenizerRules) -> None:
+        """`backend` is taken over: its special tokens are switched to plain text, segmentation is done here."""
+        backend.encode_special_tokens = True
+        self._backend = backend
+        self.rules = rules
+        added = backend.get_added_tokens_decoder()
+        self.special_tokens: dict[str, int] = {token.content: i for i, token in added.items() if token.special}
+        self.special_ids = frozenset(self.special_tokens.values())
+        self._added = {i: token.content for i, token in added.items()}
+        self._segmenter = _build_segmenter([token for token in added.values() if token.special and len(token.content) > 1])
+        self.vocab_size = max(rules.vocab_size, backend.get_vocab_size())
+        self._spell: Callable[[str], bytes] = _byte_speller() if rules.spelling == "byte_level" else _sentencepiece_bytes
+        self._bytes: dict[int, bytes] = {}
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.rules.bos_id
+
+    def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
+        """Ids of `text` as plain text: no control token can come of it, whatever it spells."""
+        ids = [self.rules.bos_id] if add_bos and self.rules.bos_id is not None else []
+        return ids + self._encode_text(text, first=True)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a raw completion prompt: control tokens are recognised, BOS is added once when the model wants it."""
+        ids = self.encode_segments(self.split_special(text))
+        bos = self.rules.bos_id
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+    def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
+        """Ids of segments as they are: only those that are control tokens become one."""
+        ids: list[int] = []
+        for index, segment in enumerate(segments):
+            if segment.token_id is None:
+                ids += self._encode_text(segment.text, first=index == 0)
+            else:
+                ids.append(segment.token_id)
+        return ids
+
+    def split_special(self, text: str) -> list[Segment]:
+        """Cut `text` at the control tokens it spells, leftmost and longest first."""
+        return list(self._split(well_formed(text)))
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of `ids`: what a `Detokenizer` yields over the same ids, so streams and one-shot answers agree."""
+        return self.detokenizer(skip_special=skip_special).push(ids)
+
+    def detokenizer(self, *, skip_special: bool = True, continuation: bool = False) -> Detokenizer:
+        """A fresh incremental decoder. `continuation`: the text goes on after a prompt, so a leading space is meant."""
+        strip = self.rules.strips_leading_space and not continuation
+        skipped = self.special_ids if skip_special else frozenset()
+        return Detokenizer(self.token_bytes, skipped_ids=skipped, strip_leading_space=strip)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Exact bytes of one token; a control token's are its spelling, an id outside the vocabulary has none."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._compute_bytes(token_id)
+        return found
+
+    def token_text(self, token_id: int) -> str:
+        """For people: the token's text, bytes that are not UTF-8 replaced."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_id(self, spelling: str) -> int | None:
+        """Id of a vocabulary entry as it is spelled in the vocabulary."""
+        found: int | None = self._backend.token_to_id(spelling)
+        return found
+
+    def _compute_bytes(self, token_id: int) -> bytes:
+        if not 0 <= token_id < 1 << 31:
+            return b""
+        added = self._added.get(token_id)
+        if added is not None:
+            return added.encode()
+        spelling = self._backend.id_to_token(token_id)
+        return b"" if spelling is None else self._spell(spelling)
+
+    def _encode_text(self, text: str, *, first: bool) -> list[int]:
+        text = well_formed(text)
+        if not text:
+            return []
+        if first and self.rules.prefixes_first_segment and not text.startswith((" ", "▁")):
+            text = " " + text
+        # The batch call lets other threads run meanwhile; the plain one holds the interpreter.
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        if self.special_ids.isdisjoint(ids):
+            return ids
+        return self._without_special(ids)
+
+    def _without_special(self, ids: list[int]) -> list[int]:
+        """Some vocabularies let merges arrive at a control token's entry: spell those out in two halves."""
+        plain: list[int] = []
+        for token_id in ids:
+            spelling = self._added[token_id] if token_id in self.special_ids else ""
+            if len(spelling) < 2:
+                plain.append(token_id)
+            else:
+                for half in (spelling[: len(spelling) // 2], spelling[len(spelling) // 2 :]):
+                    plain += self._encode_text(half, first=False)
+        return plain
+
+    def _split(self, text: str) -> Iterator[Segment]:
+        if not text:
+            return
+        encoding = self._segmenter.encode(text, add_special_tokens=False)
+        for spelling, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
+            yield Segment(text[start:end], self.special_tokens.get(spelling))
+
+
+def well_formed(text: str) -> str:
+    """`text` with lone surrogates (JSON can spell them, UTF-8 cannot) replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _build_segmenter(special: Sequence[tokenizers.AddedToken]) -> tokenizers.Tokenizer:
+    """A tokeniser that knows the control tokens only: all text between two of them is one unknown word.
+
+    The library finds added tokens with one automaton, in linear time however many there are (Gemma has 6,249).
+    """
+    segmenter = tokenizers.Tokenizer(WordLevel({_UNKNOWN: 0}, unk_token=_UNKNOWN))
+    segmenter.add_special_tokens(list(special))
+    return segmenter
+
+
+def _byte_speller() -> Callable[[str], bytes]:
+    alphabet = byte_alphabet()
+
+    def spell(token: str) -> bytes:
+        try:
+            return bytes([alphabet[character] for character in token])
+        except KeyError:
+            return token.encode()
+
+    return spell
+
+
+def _sentencepiece_bytes(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("▁", " ").encode()
