@@ -1,6 +1,6 @@
 """Build hook: compiles the native step library into the wheel, or into the tree for an editable install.
 
-The compiler is driven by `src/twinpath/native/build.py`, loaded by path: at build time no dependency of twinpath is installed.
+`src/twinpath/native/build.py` drives the compiler. It is loaded by path: at build time no dependency of twinpath is installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIBRARY_HOME = "twinpath/native/_lib"
 
 
 class NativeBuildHook(BuildHookInterface):
-    """Adds the compiled library and a platform tag: the wheel runs on any Python 3, but only on this kind of machine."""
+    """Adds the compiled library and a platform tag: any Python 3, but only this kind of machine."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":

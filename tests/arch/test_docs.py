@@ -23,7 +23,9 @@ def test_named_paths_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     in_code = [word for span in re.findall(r"`([^`\n]+)`", text) for word in span.split()]
     links = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
-    missing = [w for w in in_code if w.startswith(ROOTS) and not set("*<") & set(w) and not (ROOT / w.split(":")[0]).exists()]
+    missing = [
+        w for w in in_code if w.startswith(ROOTS) and not set("*<") & set(w) and not (ROOT / w.split(":")[0]).exists()
+    ]
     missing += [target for target in links if target and not (path.parent / target).exists()]
     assert not missing
 
@@ -45,7 +47,9 @@ def test_every_room_is_in_the_architecture_table_and_says_what_it_owns() -> None
     for package in sorted((ROOT / "src" / "twinpath").glob("*/__init__.py")):
         assert f"`{package.parent.name}/`" in text, package.parent.name
         docstring = package.read_text(encoding="utf-8").lstrip()
-        assert docstring.startswith('"""') and len(docstring.split('"""')[1]) > 60, f"{package} does not say what it owns"
+        assert docstring.startswith('"""') and len(docstring.split('"""')[1]) > 60, (
+            f"{package} does not say what it owns"
+        )
 
 
 def test_every_setting_is_documented() -> None:

@@ -50,7 +50,9 @@ def test_environment_is_read_in_the_cli_only() -> None:
 
 
 def test_no_module_state_is_rebound() -> None:
-    assert not [name_of(path) for path, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.Global)]
+    assert not [
+        name_of(path) for path, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.Global)
+    ]
 
 
 def test_version_command_loads_almost_nothing() -> None:

@@ -39,7 +39,7 @@ def test_functions_are_short() -> None:
 
 
 def test_constructors_take_few_parameters() -> None:
-    """A class with more collaborators than this is two classes. Plain data (dataclass, Struct) has no written constructor."""
+    """A class with more collaborators than this is two classes. Plain data has no written constructor."""
     counts = {
         f"{name_of(path)}:{f.lineno}": len(f.args.args) - 1 + len(f.args.kwonlyargs)
         for path, f in functions()

@@ -29,9 +29,22 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize(
     "flag",
-    ["host", "port", "api-key", "served-model-name", "max-model-len", "max-num-seqs", "max-num-batched-tokens", "dtype",
-     "enable-chunked-prefill", "enable-prefix-caching", "gpu-memory-utilization", "http-keepalive", "http-max-connections"],
-)  # fmt: skip
+    [
+        "host",
+        "port",
+        "api-key",
+        "served-model-name",
+        "max-model-len",
+        "max-num-seqs",
+        "max-num-batched-tokens",
+        "dtype",
+        "enable-chunked-prefill",
+        "enable-prefix-caching",
+        "gpu-memory-utilization",
+        "http-keepalive",
+        "http-max-connections",
+    ],
+)
 def test_names_of_other_servers_are_kept(flag: str) -> None:
     assert f"--{flag}" in {setting.flag for setting in SETTINGS}
 

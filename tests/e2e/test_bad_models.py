@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from e2e.served import refused
 
 pytestmark = pytest.mark.slow

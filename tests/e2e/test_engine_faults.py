@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from e2e.served import Served, serving, write_script
 
 pytestmark = pytest.mark.slow

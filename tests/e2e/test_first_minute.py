@@ -9,6 +9,7 @@ import httpx
 import openai
 import psutil
 import pytest
+
 from e2e.served import Served, refused, serving
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]

@@ -1,4 +1,4 @@
-"""The `twinpath` command. Each command imports what it needs when it runs, so `twinpath version` loads almost nothing."""
+"""The `twinpath` command. Each subcommand imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,23 @@ def read_config_file(context: typer.Context, path: Path | None) -> Path | None:
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", envvar="TWINPATH_CONFIG", is_eager=True, callback=read_config_file, help="TOML or JSON file of settings."),
+    typer.Option(
+        "--config",
+        envvar="TWINPATH_CONFIG",
+        is_eager=True,
+        callback=read_config_file,
+        help="TOML or JSON file of settings.",
+    ),
 ]
 Model = Annotated[str | None, typer.Argument(help=f"{MODEL_HELP} [default: {DEFAULT_MODEL}]", show_default=False)]
-ModelFlag = Annotated[str | None, typer.Option("--model", envvar="TWINPATH_MODEL", help="The same as MODEL.", show_default=False)]
+ModelFlag = Annotated[
+    str | None, typer.Option("--model", envvar="TWINPATH_MODEL", help="The same as MODEL.", show_default=False)
+]
 TensorParallel = Annotated[
-    int, typer.Option("--tensor-parallel-size", envvar="TWINPATH_TENSOR_PARALLEL_SIZE", help="GPUs per model; 1 in this version.")
+    int,
+    typer.Option(
+        "--tensor-parallel-size", envvar="TWINPATH_TENSOR_PARALLEL_SIZE", help="GPUs per model; 1 in this version."
+    ),
 ]
 
 

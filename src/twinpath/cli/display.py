@@ -27,7 +27,13 @@ def stderr_console() -> Console:
 @contextmanager
 def download_bar(console: Console) -> Iterator[Report]:
     """A byte progress bar that appears with the first report, so that nothing shows when nothing is fetched."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with reporting(console, columns) as report:
         yield report
 
@@ -40,7 +46,11 @@ def load_bar(console: Console) -> Iterator[Report]:
 
 
 @contextmanager
-def reporting(console: Console, columns: tuple[TextColumn | BarColumn | DownloadColumn | TransferSpeedColumn | TimeRemainingColumn, ...], transient: bool = False) -> Iterator[Report]:
+def reporting(
+    console: Console,
+    columns: tuple[TextColumn | BarColumn | DownloadColumn | TransferSpeedColumn | TimeRemainingColumn, ...],
+    transient: bool = False,
+) -> Iterator[Report]:
     progress = Progress(*columns, console=console, transient=transient)
     tasks: dict[str, int] = {}
 

@@ -22,7 +22,21 @@ from twinpath.errors import UserError
 Status = Literal["ok", "warn", "fail"]
 
 #: Instruction sets that a kernel uses, as /proc/cpuinfo spells them.
-CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "bf16")
+CPU_FEATURES = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "asimd",
+    "asimddp",
+    "i8mm",
+    "bf16",
+)
 #: Below this the default model and its KV pool do not fit beside a desktop.
 MIN_MEMORY_BYTES = 1 << 30
 MIN_DISK_BYTES = 1 << 30
@@ -40,11 +54,7 @@ class Finding:
 
 def check_versions() -> Iterator[Finding]:
     yield Finding("twinpath", "ok", __version__)
-    python = platform.python_version()
-    if sys.version_info >= (3, 11):
-        yield Finding("python", "ok", f"{python} ({sys.executable})")
-    else:
-        yield Finding("python", "fail", python, "Python >= 3.11 is needed")
+    yield Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")
     names = ("uvicorn", "starlette", "uvloop", "httptools", "msgspec", "tokenizers", "huggingface-hub", "numpy")
     yield Finding("libraries", "ok", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))
     if importlib.util.find_spec("torch") is None:

@@ -73,7 +73,9 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
         from twinpath.api.server import serve as serve_http
 
         app = build_app(config, text, replica)
-        await serve_http(app, config.http, listener, on_ready=lambda: start.ready(config, replica, listener), drain=replica.drain)
+        await serve_http(
+            app, config.http, listener, on_ready=lambda: start.ready(config, replica, listener), drain=replica.drain
+        )
     finally:
         await replica.stop()
     return 0

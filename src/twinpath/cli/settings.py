@@ -97,7 +97,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("host", "http", "host", "Address to listen on."),
     Setting("port", "http", "port", "Port to listen on."),
     Setting("api_key", "http", "api_keys", "Key that clients must send; repeat for several.", metavar="KEY"),
-    Setting("served_model_name", "serve", "served_model_name", "Name in /v1/models and requests.", type=str | None, default=None),
+    Setting(
+        "served_model_name",
+        "serve",
+        "served_model_name",
+        "Name in /v1/models and requests.",
+        type=str | None,
+        default=None,
+    ),
     Setting("chat_template", "serve", "chat_template", "Jinja file, or text, that replaces the model's chat template."),
     Setting("log_level", "serve", "log_level", "Least severe line that is logged."),
     Setting("http_keepalive", "http", "keepalive", "Reuse connections.", panel="HTTP"),
@@ -111,7 +118,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("http_max_connections", "http", "max_connections", "Most open connections.", panel="HTTP"),
     Setting("http_max_body_bytes", "http", "max_body_bytes", "Largest request body.", panel="HTTP"),
     Setting("allowed_origin", "http", "allowed_origins", "CORS origin; repeat for several.", panel="HTTP"),
-    Setting("sse_keepalive", "http", "sse_keepalive_s", "Silent seconds before a stream gets a comment line.", panel="HTTP"),
+    Setting(
+        "sse_keepalive", "http", "sse_keepalive_s", "Silent seconds before a stream gets a comment line.", panel="HTTP"
+    ),
     Setting("write_timeout", "http", "write_timeout_s", "Seconds a slow reader may stall a stream.", panel="HTTP"),
     Setting("drain_timeout", "http", "drain_timeout_s", "Seconds running requests get after Ctrl-C.", panel="HTTP"),
     Setting(
@@ -124,7 +133,9 @@ SETTINGS: tuple[Setting, ...] = (
         panel="Engine",
     ),
     Setting("device", "engine", "device", "Where steps run; cuda needs twinpath[torch].", panel="Engine"),
-    Setting("dtype", "engine", "dtype", "Arithmetic of the reference engine.", type=Dtype, default="auto", panel="Engine"),
+    Setting(
+        "dtype", "engine", "dtype", "Arithmetic of the reference engine.", type=Dtype, default="auto", panel="Engine"
+    ),
     Setting("threads", "engine", "threads", "Compute threads; unset: chosen from the cores.", panel="Engine"),
     Setting("isa", "engine", "isa", "Kernel set: auto, avx512vnni, avx2, neon, portable.", panel="Engine"),
     Setting(
@@ -136,7 +147,9 @@ SETTINGS: tuple[Setting, ...] = (
         panel="Engine",
     ),
     Setting("page_size", "engine", "page_size", "Tokens per KV page.", panel="Engine"),
-    Setting("kv_cache_mb", "engine", "kv_cache_mb", "KV pool in MiB; unset: 16,384 tokens or the window.", panel="Engine"),
+    Setting(
+        "kv_cache_mb", "engine", "kv_cache_mb", "KV pool in MiB; unset: 16,384 tokens or the window.", panel="Engine"
+    ),
     Setting(
         "gpu_memory_utilization",
         "engine",
