@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from engine.random_models import SPECS, VOCAB_SIZE, random_weights
 from engine.step_driver import Driver, Segment, Sequence, tokens_of
-from parity import tiny_models
-from parity.reference_rows import open_model
-from parity.tiny_models import VOCAB_SIZE
 from twinpath.contracts import Engine
 from twinpath.engine.reference import ReferenceEngine
 from twinpath.engine.reference_memory import ReferenceOptions
 from twinpath.errors import EngineError
 from twinpath.model.spec import ModelSpec
-from twinpath.model.tensors import Weights, WeightTensor
+from twinpath.model.tensors import Weights
 from twinpath.types import PENDING_TOKEN, StepResult
 
 #: Its embedding row is not finite (see `model`): whoever uses it must fail alone. Nobody samples it (see `driver`).
@@ -49,17 +46,11 @@ ENGINES = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelSpec, Weights]:
-    """A windowed model, so that stale or misplaced keys matter, with one poisoned token."""
-    directory: Path = tmp_path_factory.mktemp("mistral")
-    tiny_models.save("mistral", directory)
-    spec, weights = open_model(directory)
-    kept: dict[str, WeightTensor] = dict(weights)
-    embed = kept["embed"]
-    data = embed.data.copy()
-    data[POISON].view(np.float32)[:] = np.nan
-    kept["embed"] = WeightTensor("embed", embed.type, embed.rows, embed.cols, data)
-    return spec, kept
+def model() -> tuple[ModelSpec, Weights]:
+    """Sliding and full layers, so that stale or misplaced keys matter, and one poisoned token."""
+    weights = random_weights(SPECS["qwen2"])
+    weights["embed"].data[POISON].view(np.float32)[:] = np.nan
+    return SPECS["qwen2"], weights
 
 
 @pytest.fixture(params=ENGINES)

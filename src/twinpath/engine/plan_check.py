@@ -33,7 +33,9 @@ def check_plan(plan: StepPlan, info: EngineInfo) -> None:
     ):
         raise ValueError(f"plan.slots must be distinct and below {info.max_slots}: {plan.slots.tolist()}")
     ends = plan.starts + plan.lengths
-    if int(plan.starts.min()) < 0 or int(ends.max()) > info.max_model_len:
+    if int(plan.starts.min()) < 0:
+        raise ValueError(f"plan starts before position 0: {plan.starts.tolist()}")
+    if int(ends.max()) > info.max_model_len:
         raise ValueError(f"plan reaches position {int(ends.max())}, the model length is {info.max_model_len}")
     if int(plan.block_tables.max()) >= info.num_pages:
         raise ValueError(f"plan names page {int(plan.block_tables.max())} of {info.num_pages}")
