@@ -72,7 +72,10 @@ class NativeSampler:
         _raise_for(self._library.tp_sampler_append(self._sampler, slot, token))
 
     def sample(self, slot: int, logits: Float32s, position: int) -> int:
-        """Draw the token at `position`. logits float32 [vocab], contiguous and writable: edited during the call, then restored."""
+        """Draw the token at `position`.
+
+        Shapes: logits float32 [vocab], contiguous and writable: edited during the call, restored before it returns.
+        """
         self._check_row(logits)
         token = int(self._library.tp_sampler_sample(self._sampler, slot, logits.ctypes.data, position))
         _raise_for(token)

@@ -1,4 +1,4 @@
-"""The plain twin of the sampler: numpy, one row at a time, written to be read. The rules are in the room's docstring."""
+"""The plain twin of the sampler: numpy, one row at a time, written to be read. The room's docstring has the rules."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def token_logprob(logits: Float32s, token: int, num_top: int) -> TokenLogprob:
 def fixed_exp(exponents: Float64s) -> Float64s:
     """rint(2**34 * exp(x)) for x <= 0, the same bits on every machine: no fused multiply-add, no libm.
 
-    x = k ln 2 + r with |r| <= ln 2 / 2 (Cody and Waite's two-part ln 2), exp(r) by its Taylor polynomial in Horner order
-    (degree 10: relative error 2**-42, below the 2**-35 that the rounding keeps).
+    x = k ln 2 + r with |r| <= ln 2 / 2 (Cody and Waite's two-part ln 2), exp(r) by its Taylor polynomial in Horner
+    order (degree 10: relative error 2**-42, below the 2**-35 that the rounding keeps).
     """
     clamped = np.maximum(exponents, -64.0)
     powers = np.rint(clamped * _LOG2_E)
@@ -106,9 +106,7 @@ def _rank(logits: Float32s) -> NDArray[np.intp]:
     return np.argsort(-logits, kind="stable")
 
 
-def _adjust(
-    logits: Float32s, params: SamplingParams, history: Int32s, num_prompt: int, position: int
-) -> Float32s:
+def _adjust(logits: Float32s, params: SamplingParams, history: Int32s, num_prompt: int, position: int) -> Float32s:
     adjusted = logits.astype(np.float32, copy=True)
     vocab_size = len(adjusted)
     for token, bias in params.logit_bias.items():

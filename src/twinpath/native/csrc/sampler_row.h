@@ -107,6 +107,10 @@ TP_INLINE double scale_by_power(double series, double shifted, int64_t extra_pow
     return series * bit_cast<double>(exponent);
 }
 
+// Bits of x <= 0 with its sign set, as an integer that grows with x's distance from 0. Floating-point comparisons would keep
+// the loops below from vectorising (they may trap).
+TP_INLINE int64_t distance_bits(double x) { return bit_cast<int64_t>(x) | INT64_MIN; }
+
 // weights[i] = rint(2^34 exp((logits[i] - best) * inverse_temperature)); returns their sum.
 TP_CLONES uint64_t weigh(const float* logits, int32_t n, double best, double inverse_temperature, uint64_t* weights) {
     constexpr double kShift = 4503599627370496.0;  // 2^52
@@ -114,8 +118,9 @@ TP_CLONES uint64_t weigh(const float* logits, int32_t n, double best, double inv
     uint64_t total = 0;
     for (int32_t i = 0; i < n; ++i) {
         const double x = (static_cast<double>(logits[i]) - best) * inverse_temperature;
+        const int64_t distance = distance_bits(x), most = distance_bits(-64.0);
         double shifted;
-        const double series = exp_series(x < -64.0 ? -64.0 : x, &shifted);
+        const double series = exp_series(bit_cast<double>(distance < most ? distance : most), &shifted);
         const uint64_t weight = bit_cast<uint64_t>(scale_by_power(series, shifted, 34) + kShift) & kMantissa;
         weights[i] = weight;
         total += weight;
@@ -123,19 +128,23 @@ TP_CLONES uint64_t weigh(const float* logits, int32_t n, double best, double inv
     return total;
 }
 
+// exp(x) for x <= 0; 0 below exp(-700).
+TP_INLINE double exp_or_zero(double x) {
+    const int64_t distance = distance_bits(x), most = distance_bits(-700.0);
+    double shifted;
+    const double series = exp_series(bit_cast<double>(distance < most ? distance : most), &shifted);
+    const int64_t all_if_near = -static_cast<int64_t>(distance < most);
+    return bit_cast<double>(bit_cast<int64_t>(scale_by_power(series, shifted, 0)) & all_if_near);
+}
+
 // Sum of exp(logits[i] - best), in eight lanes so that it vectorises.
 TP_CLONES double sum_exp(const float* logits, int32_t n, double best) {
     double lanes[8] = {};
     int32_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        for (int32_t j = 0; j < 8; ++j) {
-            const double x = static_cast<double>(logits[i + j]) - best;
-            double shifted;
-            const double series = exp_series(x < -700.0 ? -700.0 : x, &shifted);
-            lanes[j] += x < -700.0 ? 0.0 : scale_by_power(series, shifted, 0);
-        }
+        for (int32_t j = 0; j < 8; ++j) lanes[j] += exp_or_zero(static_cast<double>(logits[i + j]) - best);
     }
-    for (; i < n; ++i) lanes[0] += std::exp(static_cast<double>(logits[i]) - best);
+    for (; i < n; ++i) lanes[0] += exp_or_zero(static_cast<double>(logits[i]) - best);
     return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
 
