@@ -55,7 +55,7 @@ class ChatCompletions:
 
         async def work() -> bytes:
             await self._door.run(turn, emit)
-            exchange.reason = turn.finish_reason.value
+            exchange.reason = turn.finish_reason
             return chunks.last()
 
         await answer_stream(exchange, stream, work)
@@ -69,14 +69,14 @@ class ChatCompletions:
             logprobs.extend(piece.logprobs or ())
 
         await self._door.run(turn, emit)
-        exchange.reason = turn.finish_reason.value
+        exchange.reason = turn.finish_reason
         num_top = turn.request.sampling.logprobs
         entries = None if num_top is None else chat_logprobs(self._door.text.tokenizer, logprobs, num_top)
         choice = ChatChoice(
             index=0,
             message=AssistantMessage(content="".join(texts)),
             logprobs=None if entries is None else ChatLogprobs(content=entries),
-            finish_reason=turn.finish_reason.value,
+            finish_reason=turn.finish_reason,
         )
         answer = ChatCompletion(
             id=turn.request.request_id,
@@ -136,7 +136,7 @@ class ChatChunks:
 
     def last(self) -> bytes:
         """The finish chunk, and the usage chunk when it was asked for."""
-        reason = quoted(self.turn.finish_reason.value)
+        reason = quoted(self.turn.finish_reason)
         chunk = self._head + b'"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":' + reason + b"}]"
         chunk += self._usage_tail(b"}\n\n")
         if self.include_usage:

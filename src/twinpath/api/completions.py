@@ -73,7 +73,7 @@ class Completions:
 
         async def work() -> bytes:
             await together([run_one(index, choice) for index, choice in enumerate(choices)])
-            ask.exchange.reason = choices[0].turn.finish_reason.value
+            ask.exchange.reason = choices[0].turn.finish_reason
             return chunks.usage([choice.turn.stats.usage for choice in choices])
 
         await answer_stream(ask.exchange, stream, work)
@@ -83,7 +83,7 @@ class Completions:
         await together(
             [self._door.run(choice.turn, _collect(kept)) for choice, kept in zip(choices, pieces, strict=True)]
         )
-        ask.exchange.reason = choices[0].turn.finish_reason.value
+        ask.exchange.reason = choices[0].turn.finish_reason
         answer = Completion(
             id=call_id,
             created=int(time.time()),
@@ -132,7 +132,7 @@ class Choice:
         text, block = self.take(Piece("".join(piece.text for piece in pieces), [], logprobs, prompt_logprobs))
         if block is None and self._legacy is not None:
             block = self._legacy.block([])
-        return CompletionChoice(index=index, text=text, logprobs=block, finish_reason=self.turn.finish_reason.value)
+        return CompletionChoice(index=index, text=text, logprobs=block, finish_reason=self.turn.finish_reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class CompletionChunks:
 
     def finish(self, index: int, turn: Turn) -> bytes:
         """The chunk that ends one choice."""
-        return self.piece(index, "", None, quoted(turn.finish_reason.value))
+        return self.piece(index, "", None, quoted(turn.finish_reason))
 
     def usage(self, usages: list[Usage]) -> bytes:
         """The usage chunk, when it was asked for."""

@@ -53,9 +53,9 @@ class TextModel(Protocol):
     def default_sampling(self) -> Mapping[str, float]: ...
 
     def encode_chat(
-        self, messages: list[dict[str, Any]], *, template_kwargs: Mapping[str, Any] | None = None
+        self, messages: Sequence[Mapping[str, Any]], *, template_kwargs: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Render and encode, generation prompt added.
+        """Prompt ids of a conversation, generation prompt added.
 
         Raises: InvalidRequest with the template's own words when it refuses the conversation.
         """

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from twinpath.api.conversation import Turn, fold, to_turns
+from twinpath.api.conversation import num_chars, to_turns
 from twinpath.api.normalize import SamplingDoor
 from twinpath.api.ports import TextModel
 from twinpath.api.schemas import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest
@@ -30,12 +30,11 @@ class PromptEncoder:
     async def chat(self, fields: ChatCompletionRequest) -> list[int]:
         """Token ids of the rendered conversation.
 
-        Raises: InvalidRequest with the template's own words when it refuses even the strict form.
+        Raises: InvalidRequest with the template's own words when it refuses.
         """
         turns = to_turns(fields.messages)
-        num_chars = sum(len(turn["content"]) for turn in turns) + 64 * len(turns)
-        kwargs = fields.chat_template_kwargs or {}
-        return await self._run(num_chars, lambda: self._encode_chat(turns, kwargs))
+        kwargs = fields.chat_template_kwargs
+        return await self._run(num_chars(turns), lambda: self._text.encode_chat(turns, template_kwargs=kwargs))
 
     async def completion(self, fields: CompletionRequest) -> list[list[int]]:
         """Token ids of every prompt of the call, in order.
@@ -43,8 +42,8 @@ class PromptEncoder:
         Raises: InvalidRequest.
         """
         prompts = _split_prompts(fields.prompt)
-        num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        encoded = await self._run(num_chars, lambda: [self._encode_prompt(prompt) for prompt in prompts])
+        size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        encoded = await self._run(size, lambda: [self._encode_prompt(prompt) for prompt in prompts])
         if any(not ids for ids in encoded):
             raise InvalidRequest("'prompt' is empty.", param="prompt")
         return encoded
@@ -52,22 +51,10 @@ class PromptEncoder:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, num_chars: int, encode: Callable[[], T]) -> T:
-        if num_chars <= INLINE_CHARS:
+    async def _run(self, size: int, encode: Callable[[], T]) -> T:
+        if size <= INLINE_CHARS:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
-
-    def _encode_chat(self, turns: list[Turn], kwargs: dict[str, Any]) -> list[int]:
-        try:
-            return self._text.encode_chat(turns, template_kwargs=kwargs)
-        except InvalidRequest as refusal:
-            strict = fold(turns)
-            if strict == turns:
-                raise
-            try:
-                return self._text.encode_chat(strict, template_kwargs=kwargs)
-            except InvalidRequest:
-                raise refusal from None
 
     def _encode_prompt(self, prompt: str | list[Any]) -> list[int]:
         if isinstance(prompt, str):

@@ -83,6 +83,7 @@ class ContentPart(Struct, kw_only=True):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class FunctionCall(Struct, kw_only=True):

@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -125,9 +126,9 @@ class StoppableServer(uvicorn.Server):
 
     async def _wait_for_exchanges(self) -> None:
         """Until all are done, the drain time is over, or somebody is in a hurry."""
-        waits = [asyncio.create_task(self._hurry.wait())]
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._hurry.wait())]
         if self.server_state.tasks:
-            waits.append(asyncio.create_task(_all_of(self.server_state.tasks)))
+            waits.append(asyncio.ensure_future(_all_of(self.server_state.tasks)))
             if self._drain is not None:
                 # New requests on open connections are refused meanwhile.
                 drain = asyncio.ensure_future(self._drain(self._http.drain_timeout_s))

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Literal
 
 from twinpath.api.ports import Detokenizer
 from twinpath.errors import EngineError
@@ -23,6 +24,8 @@ class Piece:
     prompt_logprobs: list[TokenLogprob] | None = None
 
 
+#: What clients hear; the engine's third reason, abort, is an error by then.
+Finish = Literal["stop", "length"]
 Emit = Callable[[Piece], Awaitable[None]]
 
 
@@ -60,7 +63,7 @@ class Turn:
     def __init__(self, request: Request, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
         self.request = request
         self.stats = TurnStats(num_prompt=len(request.prompt_ids))
-        self.finish_reason = FinishReason.STOP
+        self.finish_reason: Finish = "stop"
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stops) if stops else None
         self._end_ids = frozenset(request.sampling.stop_token_ids)
@@ -81,7 +84,7 @@ class Turn:
                 elif isinstance(event, FinishEvent):
                     if event.reason is FinishReason.ABORT:
                         raise EngineError("The server cancelled this request.", code="cancelled", status=503)
-                    self.finish_reason = event.reason
+                    self.finish_reason = "length" if event.reason is FinishReason.LENGTH else "stop"
                     self.stats.num_cached = max(self.stats.num_cached, event.usage.cached_tokens)
                     if tail := self._tail():
                         await emit(Piece(tail, []))
@@ -101,7 +104,7 @@ class Turn:
         else:
             for position, token_id in enumerate(token_ids, 1):
                 text += self._match(token_id, self.stats.num_output + position)
-                if self._stops.matched:
+                if self._stops.matched is not None:
                     num_used, stopped = position, True
                     break
         if num_used:

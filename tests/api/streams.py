@@ -1,0 +1,98 @@
+"""Reading SSE streams strictly, and the second free rule: a joined stream equals the whole answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from api.live_server import LiveServer
+
+#: Fields that differ between any two answers.
+_PER_CALL = ("id", "created")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One finished stream: its chunks in order, comments apart, and whether it ended with [DONE]."""
+
+    chunks: list[dict[str, Any]]
+    comments: list[str]
+    done: bool
+
+    @property
+    def deltas(self) -> list[str]:
+        return [choice["delta"]["content"] for choice in self.choices() if choice["delta"].get("content")]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.deltas)
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        return [choice["finish_reason"] for choice in self.choices() if choice["finish_reason"] is not None]
+
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        return next((chunk["usage"] for chunk in reversed(self.chunks) if chunk.get("usage")), None)
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        return next((chunk["error"] for chunk in self.chunks if "error" in chunk), None)
+
+    def choices(self) -> list[dict[str, Any]]:
+        return [choice for chunk in self.chunks for choice in chunk.get("choices", [])]
+
+    def logprobs(self) -> list[dict[str, Any]]:
+        return [entry for choice in self.choices() if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+
+
+def parse(body: str) -> Stream:
+    """Events are separated by a blank line; nothing may follow [DONE]."""
+    chunks, comments, done = [], [], False
+    assert body.endswith("\n\n")
+    for block in body.removesuffix("\n\n").split("\n\n"):
+        assert not done, "something after [DONE]"
+        if block.startswith(":"):
+            comments.append(block)
+        elif block == "data: [DONE]":
+            done = True
+        else:
+            assert block.startswith("data: ") and "\n" not in block, block
+            chunks.append(json.loads(block.removeprefix("data: ")))
+    return Stream(chunks, comments, done)
+
+
+def stream(server: LiveServer, path: str, body: dict[str, Any], **options: Any) -> Stream:
+    """POST with `stream: true`, read to the end, check what is true of every stream that went well."""
+    answer = server.post(path, {**body, "stream": True}, **options)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert "content-length" not in answer.headers
+    got = parse(answer.text)
+    assert got.done
+    assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in got.chunks}) == 1
+    return got
+
+
+def both(server: LiveServer, prompt: str, **fields: Any) -> tuple[Stream, dict[str, Any]]:
+    """The same chat streamed and whole; checks that they agree in text, reason, log-probabilities and usage."""
+    body = {"messages": [{"role": "user", "content": prompt}], **fields}
+    options = {"stream_options": {"include_usage": True}}
+    streamed = stream(server, "/v1/chat/completions", {**body, **options})
+    answer: httpx.Response = server.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    whole = answer.json()
+    [choice] = whole["choices"]
+    assert streamed.text == choice["message"]["content"]
+    assert streamed.finish_reasons == [choice["finish_reason"]]
+    assert streamed.usage is not None
+    # The second call finds the first one's prompt in the prefix cache; everything else is equal.
+    for usage in (streamed.usage, whole["usage"]):
+        usage["prompt_tokens_details"]["cached_tokens"] = 0
+    assert streamed.usage == whole["usage"]
+    if choice["logprobs"]:
+        assert streamed.logprobs() == choice["logprobs"]["content"]
+    return streamed, whole
