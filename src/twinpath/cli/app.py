@@ -25,6 +25,8 @@ app.add_typer(models_app, name="models")
 
 DEFAULT_MODEL = "smollm2-135m"
 MODEL_HELP = "Alias, GGUF file, safetensors directory, hf://org/name[@rev] or pypi://..."
+#: Where a value came from, in the words of the start-up table; nothing for a default.
+ORIGINS = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -81,7 +83,7 @@ def serve(
     from twinpath.cli.resolve import choose_model, resolve
     from twinpath.cli.serve import run_server
 
-    origins = {name: source.name.lower() for name in values if (source := context.get_parameter_source(name))}
+    origins = {name: ORIGINS.get(source.name, "") for name in values if (source := context.get_parameter_source(name))}
     chosen = choose_model(model, model_flag, DEFAULT_MODEL)
     if tensor_parallel_size != 1:
         raise UserError("--tensor-parallel-size: only 1 is supported in this version")

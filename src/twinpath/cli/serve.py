@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -19,38 +18,51 @@ from twinpath.config import ServeConfig
 if TYPE_CHECKING:
     from twinpath.gateway import Replica
     from twinpath.model.files import ModelFiles
-    from twinpath.text.load import TextModel
+    from twinpath.text import TextModel
 
 #: How often the loading bar looks at the engine's progress.
 LOAD_POLL_S = 0.1
 
 
-def run_server(config: ServeConfig, origins: Mapping[str, str]) -> int:
-    """Serve until stopped. Raises UserError for what the user can mend, before or while the engine starts."""
-    from twinpath.api.server import bind
+class StartView:
+    """What the terminal shows of a start: bars while it lasts, then the settings in effect and the address."""
 
-    began = time.monotonic()
-    console = stderr_console()
+    def __init__(self, origins: Mapping[str, str]) -> None:
+        self.console: Console = stderr_console()
+        self._origins = origins
+        self._began_s = time.monotonic()
+
+    async def follow_load(self, replica: Replica, starting: asyncio.Task[None], stopped: asyncio.Task[None]) -> None:
+        """Show the engine's progress until it is ready, has failed, or nobody waits for it any more."""
+        with load_bar(self.console) as report:
+            while not (starting.done() or stopped.done()):
+                if replica.load is not None:
+                    report(replica.load.done, replica.load.total, replica.load.what or "loading")
+                await asyncio.wait({starting, stopped}, timeout=LOAD_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+
+    def show_ready(self, config: ServeConfig, facts: Mapping[str, str], listener_name: tuple[str, int]) -> None:
+        if config.log_level in ("debug", "info"):
+            self.console.print(settings_table(config, facts, self._origins))
+        host, port = listener_name
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.console.print(f"ready on http://{where} ({time.monotonic() - self._began_s:.1f} s)", markup=False)
+
+
+def run_server(config: ServeConfig, origins: Mapping[str, str]) -> int:
+    """Serve until stopped; the exit code. Raises UserError for what the user can mend, EngineError when the engine fails."""
+    from twinpath.api.server import bind
+    from twinpath.telemetry.logging import configure_logging
+
+    view = StartView(origins)
+    configure_logging(config.log_level)
     # First of all: a taken port should not be found out after a download.
     with bind(config.http) as listener:
-        files = fetch(config, console)
-        config = with_model(config, files.path, files.default_sampling)
-        return uvloop.run(serve(config, files, listener, Start(console, origins, began)))
-
-
-class Start:
-    """Shows a start-up as it happens, and the table when it is over."""
-
-    def __init__(self, console: Console, origins: Mapping[str, str], began: float) -> None:
-        self.console = console
-        self.origins = origins
-        self.began = began
-
-    def ready(self, config: ServeConfig, replica: Replica, listener: socket.socket) -> None:
-        host, port = listener.getsockname()[:2]
-        if config.log_level in ("debug", "info") and replica.info is not None:
-            self.console.print(settings_table(config, replica.info.facts, self.origins))
-        self.console.print(f"ready on http://{host}:{port} ({time.monotonic() - self.began:.1f} s)")
+        files = None
+        if config.engine.kind != "scripted":
+            files = fetch(config, view.console)
+            config = with_model(config, files.path, files.default_sampling)
+        uvloop.run(serve(config, files, listener, view))
+    return 0
 
 
 def fetch(config: ServeConfig, console: Console) -> ModelFiles:
@@ -61,53 +73,40 @@ def fetch(config: ServeConfig, console: Console) -> ModelFiles:
         return resolve(config.model, cache_dir(), report)
 
 
-async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket, start: Start) -> int:
+async def serve(config: ServeConfig, files: ModelFiles | None, listener: socket.socket, view: StartView) -> None:
+    """Run until a signal stops it. HTTP answers as soon as the text side is there: 503 until the engine is ready."""
     from twinpath.gateway import ProcessLauncher, Replica
 
     replica = Replica(ProcessLauncher(config.engine, config.scheduler), max_waiting=config.scheduler.max_waiting)
+    # The engine loads in its own process while this one imports the HTTP side and reads the tokeniser.
+    starting = asyncio.create_task(replica.start())
+    address = listener.getsockname()[:2]
     try:
-        # The engine loads in its own process while this one imports the HTTP side and reads the tokeniser.
-        text = await started(replica, config, files, start.console)
+        text = await asyncio.to_thread(load_text_side, config, files)
 
         from twinpath.api.app import build_app
-        from twinpath.api.server import serve as serve_http
+        from twinpath.api.server import StoppableServer
 
-        app = build_app(config, text, replica)
-        await serve_http(
-            app, config.http, listener, on_ready=lambda: start.ready(config, replica, listener), drain=replica.drain
-        )
+        server = StoppableServer(build_app(config, text, replica), config.http, drain=replica.drain)
+        serving = asyncio.create_task(server.serve([listener]))
+        await view.follow_load(replica, starting, serving)
+        if starting.done() and starting.exception() is None and replica.info is not None:
+            view.show_ready(config, replica.info.facts, address)
+        elif not serving.done():
+            server.stop()
+        await serving
+        if starting.done():
+            await starting
     finally:
+        starting.cancel()
         await replica.stop()
-    return 0
 
 
-async def started(replica: Replica, config: ServeConfig, files: ModelFiles, console: Console) -> TextModel:
-    """Start the engine and load the text side beside it. Ctrl-C and SIGTERM give up at once."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        async with asyncio.TaskGroup() as group:
-            engine = group.create_task(replica.start())
-            text = group.create_task(asyncio.to_thread(load_text_side, files, config.chat_template))
-            group.create_task(show_loading(replica, engine, console))
-        return text.result()
-    except* Exception as failures:
-        raise failures.exceptions[0] from None
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+def load_text_side(config: ServeConfig, files: ModelFiles | None) -> TextModel:
+    if files is None:
+        from twinpath.text.byte_model import byte_model
 
+        return byte_model(chat_template=config.chat_template)
+    from twinpath.text import load_text
 
-async def show_loading(replica: Replica, engine: asyncio.Task[None], console: Console) -> None:
-    with load_bar(console) as report:
-        while not engine.done():
-            if replica.load is not None:
-                report(replica.load.done, replica.load.total, replica.load.what or "loading")
-            await asyncio.wait({engine}, timeout=LOAD_POLL_S)
-
-
-def load_text_side(files: ModelFiles, chat_template: str | None) -> TextModel:
-    from twinpath.text.load import load_text
-
-    return load_text(files, chat_template)
+    return load_text(files, config.chat_template)
