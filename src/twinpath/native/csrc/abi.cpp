@@ -1,0 +1,159 @@
+// The C ABI: what native/library.py calls. Every function returns 0 or an error; tp_error() tells which.
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "repack.h"
+#include "step.h"
+
+#if defined(__GNUC__)
+#define TP_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+namespace {
+
+struct Handle {
+    tp::Model model;  // until tp_prepare
+    const tp::Kernels* kernels = nullptr;
+    std::unique_ptr<tp::ThreadPool> pool;
+    std::unique_ptr<tp::Stepper> stepper;
+    int activation_bits = 16;
+    std::string error;
+
+    int fail(std::string message, int code = 2) {
+        error = std::move(message);
+        return code;
+    }
+};
+
+}  // namespace
+
+struct TpSpec {
+    int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, vocab;
+    int32_t tied, activation, qk_norm, sandwich, num_ropes;
+    float norm_eps, embed_scale, attn_scale;
+    const int32_t* layer_rope;           // [num_layers]
+    const int32_t* layer_window;         // [num_layers], 0: none
+    const float* inverse_frequencies;    // [num_ropes][head_dim / 2]
+    const float* rope_factors;           // [num_ropes]
+};
+
+// Number of the ABI; library.py refuses a library of another number.
+TP_EXPORT int32_t tp_abi_version() { return 1; }
+
+// Name of the kernel set that `name` selects here; null: this machine or build has none of that name.
+TP_EXPORT const char* tp_isa(const char* name) {
+    const tp::Kernels* k = tp::choose_kernels(name);
+    return k ? k->name : nullptr;
+}
+
+TP_EXPORT void* tp_create(const TpSpec* s, const char* isa, int32_t num_threads, int32_t activation_bits) {
+    const tp::Kernels* kernels = tp::choose_kernels(isa);
+    if (!kernels || num_threads < 1 || num_threads > 1024 || (activation_bits != 8 && activation_bits != 16)) return nullptr;
+    const int32_t counts[] = {s->num_layers, s->hidden, s->intermediate, s->num_heads, s->num_kv_heads, s->head_dim, s->vocab, s->num_ropes};
+    for (int32_t c : counts) if (c < 1 || c > (1 << 24)) return nullptr;
+    if (s->num_heads % s->num_kv_heads || s->head_dim % 2) return nullptr;
+    auto h = std::make_unique<Handle>();
+    std::memcpy(&h->model.spec, s, sizeof(tp::Spec));
+    h->model.layers.resize(static_cast<size_t>(s->num_layers));
+    for (int i = 0; i < s->num_layers; ++i) {
+        if (s->layer_rope[i] < 0 || s->layer_rope[i] >= s->num_ropes || s->layer_window[i] < 0) return nullptr;
+        h->model.layers[static_cast<size_t>(i)].rope = s->layer_rope[i];
+        h->model.layers[static_cast<size_t>(i)].window = s->layer_window[i];
+    }
+    const int half = s->head_dim / 2;
+    for (int n = 0; n < s->num_ropes; ++n) {
+        const float* f = s->inverse_frequencies + static_cast<int64_t>(n) * half;
+        h->model.ropes.push_back({std::vector<float>(f, f + half), s->rope_factors[n]});
+    }
+    h->kernels = kernels;
+    h->activation_bits = activation_bits;
+    h->pool = std::make_unique<tp::ThreadPool>(num_threads);
+    return h.release();
+}
+
+TP_EXPORT void tp_destroy(void* handle) { delete static_cast<Handle*>(handle); }
+
+TP_EXPORT const char* tp_error(void* handle) { return static_cast<Handle*>(handle)->error.c_str(); }
+
+TP_EXPORT int32_t tp_set_tensor(void* handle, const char* name, int32_t format, int32_t rows, int32_t cols, const uint8_t* data,
+                                int64_t num_bytes) {
+    auto* h = static_cast<Handle*>(handle);
+    if (h->stepper) return h->fail("the model is already complete");
+    std::string error = h->model.set_tensor(name, static_cast<tp::Format>(format), rows, cols, data, num_bytes, *h->pool);
+    return error.empty() ? 0 : h->fail(std::move(error));
+}
+
+TP_EXPORT int32_t tp_prepare(void* handle, const tp::Limits* limits) {
+    auto* h = static_cast<Handle*>(handle);
+    if (h->stepper) return h->fail("the model is already complete");
+    h->error = h->model.check_complete();
+    if (!h->error.empty()) return 2;
+    h->stepper = std::make_unique<tp::Stepper>(std::move(h->model), h->kernels, std::move(h->pool), h->activation_bits);
+    h->error = h->stepper->prepare(*limits);
+    return h->error.empty() ? 0 : 3;
+}
+
+TP_EXPORT int32_t tp_step(void* handle, const tp::StepArgs* args) {
+    auto* h = static_cast<Handle*>(handle);
+    if (!h->stepper) return h->fail("the model is not complete");
+    return static_cast<int32_t>(h->stepper->run(*args, &h->error));
+}
+
+TP_EXPORT int32_t tp_lm_head(void* handle, const float* hidden, int32_t num_rows, float* logits, int64_t stride) {
+    auto* h = static_cast<Handle*>(handle);
+    if (!h->stepper) return h->fail("the model is not complete");
+    return static_cast<int32_t>(h->stepper->lm_head(hidden, num_rows, logits, stride, &h->error));
+}
+
+TP_EXPORT int32_t tp_set_threads(void* handle, int32_t num_threads) {
+    auto* h = static_cast<Handle*>(handle);
+    if (!h->stepper) return h->fail("the model is not complete");
+    if (num_threads < 1 || num_threads > 1024) return h->fail("threads must be 1..1024");
+    return h->stepper->set_threads(num_threads) ? 0 : h->fail("no memory for the threads", 3);
+}
+
+TP_EXPORT int64_t tp_progress(void* handle) {
+    auto* h = static_cast<Handle*>(handle);
+    return h->stepper ? h->stepper->progress() : 0;
+}
+
+// ---- single operations, for tests ---------------------------------------------------------------------------------------
+
+// y[num_tokens][rows] = x[num_tokens][cols] times the transposed file matrix, through repacking and quantised activations.
+TP_EXPORT int32_t tp_test_gemm(const char* isa, int32_t format, int32_t rows, int32_t cols, const uint8_t* file, const float* x,
+                               int32_t num_tokens, int32_t activation_bits, float* y) {
+    const tp::Kernels* k = tp::choose_kernels(isa);
+    if (!k || tp::file_row_bytes(static_cast<tp::Format>(format), cols) < 0) return 2;
+    tp::ThreadPool pool(1);
+    tp::Weight w;
+    w.matrix = tp::describe_matrix(static_cast<tp::Format>(format), rows, cols);
+    if (!w.memory.allocate(tp::matrix_bytes(w.matrix))) return 3;
+    w.matrix.data = w.memory.data();
+    tp::repack(file, w.matrix, pool);
+    tp::ActsBuffer acts;
+    const int64_t stride = tp::round_up(rows, tp::kGroup), padded = tp::round_up(cols, tp::kBlock);
+    if (!acts.allocate(num_tokens, cols, activation_bits, w.matrix.dense())) return 3;
+    std::vector<float> row(static_cast<size_t>(padded)), out(static_cast<size_t>(stride * num_tokens));
+    for (int t = 0; t < num_tokens; ++t) {
+        std::memcpy(row.data(), x + static_cast<int64_t>(t) * cols, sizeof(float) * static_cast<size_t>(cols));
+        k->quantize(row.data(), acts.acts.num_blocks, acts.acts, t, 0);
+    }
+    k->gemm(w.matrix, 0, w.matrix.num_groups, acts.acts, 0, num_tokens, out.data(), stride, false);
+    for (int t = 0; t < num_tokens; ++t) std::memcpy(y + static_cast<int64_t>(t) * rows, out.data() + t * stride, sizeof(float) * static_cast<size_t>(rows));
+    return 0;
+}
+
+// out[rows][cols]: the file's values as the packed matrix holds them.
+TP_EXPORT int32_t tp_test_dequantize(int32_t format, int32_t rows, int32_t cols, const uint8_t* file, float* out) {
+    if (tp::file_row_bytes(static_cast<tp::Format>(format), cols) < 0) return 2;
+    tp::ThreadPool pool(1);
+    tp::Weight w;
+    w.matrix = tp::describe_matrix(static_cast<tp::Format>(format), rows, cols);
+    if (!w.memory.allocate(tp::matrix_bytes(w.matrix))) return 3;
+    w.matrix.data = w.memory.data();
+    tp::repack(file, w.matrix, pool);
+    for (int r = 0; r < rows; ++r) tp::dequantize_row(w.matrix, r, out + static_cast<int64_t>(r) * cols);
+    return 0;
+}

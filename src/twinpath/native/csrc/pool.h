@@ -1,0 +1,67 @@
+// Threads that share the tasks of one phase after another.
+//
+// The caller takes part. Tasks are claimed one by one from an atomic counter and a phase ends when all claimed tasks are done:
+// a thread that was descheduled before it claimed anything holds nobody up. Between phases workers spin for a short while,
+// then sleep, so that an idle engine uses no processor.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace tp {
+
+class ThreadPool {
+public:
+    explicit ThreadPool(int num_threads);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    int num_threads() const { return num_threads_; }
+    void resize(int num_threads);  // not while run() is going on
+    // Threads that run() uses from now on, 1..num_threads.
+    void set_active(int n) { active_ = n < 1 ? 1 : n > num_threads_ ? num_threads_ : n; }
+    int active() const { return active_; }
+
+    // Calls task(index, thread) for index 0..num_tasks-1, on threads 0..active-1; returns when all are done.
+    template <class F>
+    void run(int num_tasks, F&& task) {
+        if (active_ == 1 || num_tasks <= 1) {
+            for (int i = 0; i < num_tasks; ++i) task(i, 0);
+            return;
+        }
+        using Task = std::remove_reference_t<F>;
+        run_shared(num_tasks, [](void* f, int i, int thread) { (*static_cast<Task*>(f))(i, thread); }, &task);
+    }
+
+    // Longest time since the last call that a phase waited for another thread's last task, in ns.
+    int64_t take_longest_wait_ns();
+
+private:
+    using Invoke = void (*)(void*, int, int);
+    void run_shared(int num_tasks, Invoke invoke, void* task);
+    bool claim(int* index);
+    void work(int thread);
+    void start(int num_threads);
+    void stop();
+
+    // epoch (24 bits) | next (20) | count (20): one word, so that a claim can never mix two phases.
+    std::atomic<uint64_t> state_{0};
+    std::atomic<int> done_{0};
+    std::atomic<int> sleepers_{0};
+    std::atomic<bool> stopping_{false};
+    std::atomic<int> active_{1};
+    Invoke invoke_ = nullptr;
+    void* task_ = nullptr;
+    int64_t longest_wait_ns_ = 0;
+    int num_threads_ = 1;
+    std::vector<std::thread> workers_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+};
+
+}  // namespace tp

@@ -1,0 +1,112 @@
+// One forward pass over ragged rows.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model.h"
+#include "scratch.h"
+
+namespace tp {
+
+// A step as twinpath.types.StepPlan describes it; all arrays belong to the caller.
+struct StepArgs {
+    int32_t num_segments, max_pages, layer_begin, layer_end;
+    const int32_t* starts;           // [num_segments]
+    const int32_t* lengths;          // [num_segments]
+    const uint8_t* sample;           // [num_segments]
+    const uint8_t* keep_hidden;      // [num_segments]: write the segment's final hidden rows; null: none
+    const int32_t* tokens;           // [rows]; read when layer_begin == 0
+    const int32_t* block_tables;     // [num_segments][max_pages]
+    float* residual;                 // [rows][hidden]; needed when the layer range is not whole
+    float* logits;                   // [sampled segments][logits_stride]
+    int64_t logits_stride;           // >= vocab rounded up to 16
+    float* hidden;                   // [rows of segments with keep_hidden][hidden], normalised: input of lm_head()
+    const int32_t* cancel;           // not zero: stop soon; may be null; written by other threads
+};
+
+enum class StepStatus : int32_t { kDone = 0, kCancelled = 1, kBadArguments = 2, kNoMemory = 3 };
+
+struct Limits {
+    int32_t page_size, num_pages, max_rows, max_position;
+};
+
+class Stepper {
+public:
+    Stepper(Model model, const Kernels* kernels, std::unique_ptr<ThreadPool> pool, int activation_bits);
+
+    std::string prepare(const Limits& limits);  // allocates; "" or what is wrong
+    StepStatus run(const StepArgs& args, std::string* error);
+    // logits [num_rows][stride] of hidden rows that a step kept; num_rows <= max_rows.
+    StepStatus lm_head(const float* hidden, int num_rows, float* logits, int64_t stride, std::string* error);
+    bool set_threads(int num_threads);
+
+    Model& model() { return model_; }
+    ThreadPool& pool() { return *pool_; }
+    const Kernels& kernels() const { return *kernels_; }
+    int64_t progress() const { return progress_.load(std::memory_order_relaxed); }
+
+private:
+    struct Row {
+        int32_t segment, position;
+    };
+    // Rows of one segment whose queries are attended together.
+    struct Tile {
+        int32_t segment, first_row, num_rows;
+    };
+
+    std::string check(const StepArgs& a) const;
+    void lay_out(const StepArgs& a);
+    void find_angles();
+    void embed(const StepArgs& a);
+    void run_layer(const StepArgs& a, int index);
+    void attention(const StepArgs& a, const Layer& l, int index);
+    void prepare_heads(const StepArgs& a, const Layer& l, int index, int row, int kv_head, ThreadScratch& thread);
+    void attend_tile(const StepArgs& a, const Layer& l, int index, const Tile& tile, int kv_head, ThreadScratch& thread);
+    void mlp(const Layer& l);
+    void join(const std::vector<float>& bias, const std::vector<float>& post_norm);
+    void write_hidden(const StepArgs& a);
+    void write_logits(const StepArgs& a);
+
+    // Acts of rows [0, num_rows) of `x` after the norm. Small steps: nothing now, each thread does it at first use.
+    void normalise(const float* x, int num_rows, const std::vector<float>& norm);
+    const Acts& normalised(int thread);
+    void quantise_row(const float* x, const std::vector<float>& norm, const Acts& out, int row, ThreadScratch& thread);
+    template <class Input>
+    void multiply(const Matrix* const* parts, int num_parts, int num_rows, Input&& input, float* out, int64_t stride, bool add);
+    template <class F>
+    void phase(int num_tasks, F&& task);
+    bool cancelled() const { return cancel_ && __atomic_load_n(cancel_, __ATOMIC_RELAXED) != 0; }
+
+    Model model_;
+    const Kernels* kernels_;
+    std::unique_ptr<ThreadPool> pool_;
+    int bits_;
+    Limits limits_{};
+    KvPool kv_;
+    StepScratch scratch_;
+    std::vector<Row> rows_;
+    std::vector<Tile> tiles_;
+    int num_rows_ = 0;
+    bool decode_only_ = false;
+    // What `normalised` refers to.
+    const float* norm_input_ = nullptr;
+    const std::vector<float>* norm_weight_ = nullptr;
+    int norm_rows_ = 0;
+    int64_t norm_id_ = 0;
+    const int32_t* cancel_ = nullptr;
+    std::atomic<int64_t> progress_{0};
+};
+
+template <class F>
+void Stepper::phase(int num_tasks, F&& task) {
+    if (cancelled()) return;
+    pool_->run(num_tasks, [&](int index, int thread) {
+        if (!cancelled()) task(index, thread);
+    });
+    progress_.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace tp
