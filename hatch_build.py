@@ -1,6 +1,6 @@
 """Build hook: compiles the native step library into the wheel, or into the tree for an editable install.
 
-`src/twinpath/native/build.py` drives the compiler. It is loaded by path: at build time no dependency of twinpath is installed.
+`src/twinpath/native/build.py` drives the compiler. It is loaded by path: nothing of twinpath is installed yet.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ def refuse_unsupported_platform() -> None:
 def platform_tag() -> str:
     """The wheel's platform tag: what the library was compiled for, not what the interpreter could also run."""
     tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    if tag.startswith("macosx") and tag.endswith("universal2"):
-        tag = tag.removesuffix("universal2") + "arm64"
-    return tag
+    # A universal interpreter says 10.9, which arm64 never had.
+    return "macosx_11_0_arm64" if tag.startswith("macosx") and tag.endswith("universal2") else tag
 
 
 def compile_library(root: str, out_dir: Path) -> Path:

@@ -49,7 +49,7 @@ class StartView:
 
 
 def run_server(config: ServeConfig, origins: Mapping[str, str]) -> int:
-    """Serve until stopped; the exit code. Raises UserError for what the user can mend, EngineError when the engine fails."""
+    """Serve until stopped; the exit code. Raises: UserError for what the user can mend, else EngineError."""
     from twinpath.api.server import bind
     from twinpath.telemetry.logging import configure_logging
 
