@@ -35,17 +35,18 @@ class LlamaCpp:
         if not self._model:
             raise SystemExit(f"llama.cpp cannot load {path}")
         self._vocab_size = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(self._model))
+        self._threads, self._flash, self._num_context = threads, FLASH[flash], num_context
         self._contexts: dict[int, Any] = {}
         self._context(1)
 
     def _context(self, num_sequences: int) -> Any:
         if num_sequences not in self._contexts:
             params = lc.llama_context_default_params()
-            params.n_ctx = self.settings["num_context"] * num_sequences
+            params.n_ctx = self._num_context * num_sequences
             params.n_batch = params.n_ubatch = 512
             params.n_seq_max = num_sequences
-            params.n_threads = params.n_threads_batch = self.settings["threads"]
-            params.flash_attn_type = FLASH[str(self.settings["flash_attention"])]
+            params.n_threads = params.n_threads_batch = self._threads
+            params.flash_attn_type = self._flash
             params.no_perf = True
             self._contexts[num_sequences] = lc.llama_init_from_model(self._model, params)
         return self._contexts[num_sequences]

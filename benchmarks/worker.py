@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from twinpath.bench import CpuMeter
 
-CONTESTANTS = Path(__file__).resolve().parent.parent / "contestants"
+CONTESTANTS = Path(__file__).resolve().parent / "contestants"
 
 
 class WorkerError(RuntimeError):

@@ -1,0 +1,53 @@
+"""The other systems' environment: made on request, never part of twinpath's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+#: llama.cpp is compiled here so that it may use every instruction of this machine, as twinpath's native step does.
+LLAMA_CMAKE_ARGS = "-DGGML_NATIVE=ON"
+PACKAGES = ("openvino", "openvino-genai", "openvino-tokenizers", "numpy<2.4")
+VERSIONS_CODE = """
+import importlib.metadata as m, json
+names = ("llama_cpp_python", "openvino", "openvino-genai", "openvino-tokenizers", "numpy")
+print(json.dumps({name: m.version(name) for name in names}))
+"""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A Python that has the peers installed."""
+
+    python: Path
+
+    def versions(self) -> dict[str, str]:
+        answer = subprocess.run([self.python, "-c", VERSIONS_CODE], capture_output=True, text=True, check=True)
+        versions: dict[str, str] = json.loads(answer.stdout)
+        return versions
+
+    def make_formats(self, model: Path, folder: Path) -> None:
+        """Requantise `model` into the formats of the comparison (`formats.py`); those that exist are kept."""
+        script = Path(__file__).with_name("formats.py")
+        subprocess.run([self.python, script, model, folder], check=True, stderr=subprocess.DEVNULL)
+
+
+def find_peers(folder: Path) -> Peers | None:
+    python = folder / "bin" / "python"
+    return Peers(python) if python.exists() else None
+
+
+def install_peers(folder: Path) -> Peers:
+    """Create `folder` and install llama-cpp-python (compiled, a few minutes) and OpenVINO GenAI into it."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *PACKAGES], check=True)
+    environment = {**os.environ, "CMAKE_ARGS": LLAMA_CMAKE_ARGS}
+    llama = ["--no-binary", "llama-cpp-python", "llama-cpp-python[server]"]
+    subprocess.run([*pip, *llama], check=True, env=environment)
+    return Peers(python)
