@@ -14,10 +14,10 @@ CONFIG_NAME = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model on this disk: a GGUF file, or a directory with `config.json` and safetensors."""
+    """A model on this disk: a GGUF file, a directory with `config.json` and safetensors, or a script for the scripted engine."""
 
     path: Path
-    format: Literal["gguf", "safetensors"]
+    format: Literal["gguf", "safetensors", "scripted"]
     #: Sampling defaults that come with an alias, on top of the model's own generation_config.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 

@@ -92,7 +92,9 @@ class GgufFile:
         self.fields: dict[str, Scalar | GgufArray] = _read_fields(header, num_fields)
         split = self.fields.get("split.count", 1)
         if isinstance(split, int) and split > 1:
-            raise ModelLoadError(f"{path}: is one of {split} parts of a split GGUF; join them first (llama-gguf-split --merge)")
+            raise ModelLoadError(
+                f"{path}: is one of {split} parts of a split GGUF; join them first (llama-gguf-split --merge)"
+            )
         self.tensors: dict[str, GgufTensor] = _read_directory(header, num_tensors, self._alignment(header))
 
     def text(self, key: str) -> str | None:
@@ -144,7 +146,9 @@ class GgufFile:
         if entry is None:
             raise ModelLoadError(f"{self.path}: tensor '{name}' is missing")
         if len(entry.shape) > 2:
-            raise ModelLoadError(f"{self.path}: tensor '{name}' has shape {list(entry.shape)}, expected a matrix or a vector")
+            raise ModelLoadError(
+                f"{self.path}: tensor '{name}' has shape {list(entry.shape)}, expected a matrix or a vector"
+            )
         rows, cols = (1, *entry.shape)[-2:]
         data = self.bytes[entry.start : entry.start + entry.num_bytes].reshape(rows, -1)
         return WeightTensor(name, entry.type, rows, cols, data)
@@ -248,7 +252,9 @@ def _read_header(cursor: _Cursor) -> tuple[int, int, int]:
     left = cursor.size - cursor.offset
     # Smallest entries: key length + 1-byte key + type + 1-byte value; name length + 1-byte name + rank + one dim + type + offset.
     if num_fields * 14 > left or num_tensors * 33 > left:
-        raise cursor.error(f"truncated or corrupt: {num_tensors} tensors and {num_fields} metadata entries cannot fit in {left} bytes")
+        raise cursor.error(
+            f"truncated or corrupt: {num_tensors} tensors and {num_fields} metadata entries cannot fit in {left} bytes"
+        )
     return num_tensors, num_fields, version
 
 
@@ -281,7 +287,9 @@ def _read_array(cursor: _Cursor, what: str) -> GgufArray:
     start = cursor.offset
     if kind == _STRING:
         if count * 8 > cursor.size - start:
-            raise cursor.error(f"truncated or corrupt: {what} claims {count} strings, {cursor.size - start} bytes are left")
+            raise cursor.error(
+                f"truncated or corrupt: {what} claims {count} strings, {cursor.size - start} bytes are left"
+            )
         cursor.skip_strings(count, what)
     elif kind in _SCALARS:
         cursor.take(count * _SCALARS[kind].itemsize, what)
@@ -307,7 +315,9 @@ def _read_directory(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gg
             what = f"tensor '{entry.name}' occupies bytes {start} to {end}, the file has {cursor.size}"
             raise ModelLoadError(f"{cursor.path}: truncated or corrupt: {what}")
         if start < free_from:
-            raise ModelLoadError(f"{cursor.path}: corrupt: tensors '{previous}' and '{entry.name}' overlap at byte {start}")
+            raise ModelLoadError(
+                f"{cursor.path}: corrupt: tensors '{previous}' and '{entry.name}' overlap at byte {start}"
+            )
         previous, free_from = entry.name, end
         placed[entry.name] = GgufTensor(entry.name, entry.type, entry.shape, start, entry.num_bytes)
     return placed
@@ -331,7 +341,9 @@ def _read_entry(cursor: _Cursor, index: int, alignment: int) -> GgufTensor:
         raise cursor.error(f"{what} has offset {offset}, not a multiple of the alignment {alignment}")
     block, block_bytes = BLOCK_LAYOUT[weight_type]
     if 0 in shape or shape[-1] % block:
-        raise cursor.error(f"{what} has shape {list(shape)}, rows of {type_name} hold a multiple of {block} and at least one element")
+        raise cursor.error(
+            f"{what} has shape {list(shape)}, rows of {type_name} hold a multiple of {block} and at least one element"
+        )
     num_elements = 1
     for size in shape:
         num_elements *= size

@@ -39,7 +39,12 @@ _GEMMA3_DEFAULTS: Json = {
     "rope_local_base_freq": 10_000.0,
     "tie_word_embeddings": True,
 }
-_OTHER_DEFAULTS: Json = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10_000.0, "tie_word_embeddings": False}
+_OTHER_DEFAULTS: Json = {
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
 _ROPE_KINDS: Mapping[str, Literal["none", "linear", "llama3", "yarn"]] = {
     "default": "none",
     "linear": "linear",
@@ -82,7 +87,9 @@ class _Reader:
         if not isinstance(kind, str) or kind not in _FAMILIES:
             raise self.error(f"model_type '{kind}' is not supported, supported are {', '.join([*_FAMILIES, 'gemma3'])}")
         architectures = content.get("architectures") or ["ForCausalLM"]
-        if not str(architectures[0] if isinstance(architectures, list) else "").endswith(("ForCausalLM", "ForConditionalGeneration")):
+        if not str(architectures[0] if isinstance(architectures, list) else "").endswith(
+            ("ForCausalLM", "ForConditionalGeneration")
+        ):
             raise self.error(f"architecture {architectures} is not a causal language model")
         self.family = _FAMILIES[kind]
         self.defaults = _GEMMA3_DEFAULTS if self.family == "gemma3" else _OTHER_DEFAULTS
@@ -272,4 +279,6 @@ def _refuse_quantized(path: Path, content: Json) -> None:
     settings = content.get("quantization_config")
     if settings:
         method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
-        raise ModelLoadError(f"{path}: quantised safetensors ({method}) are not supported; use the original or a GGUF file")
+        raise ModelLoadError(
+            f"{path}: quantised safetensors ({method}) are not supported; use the original or a GGUF file"
+        )

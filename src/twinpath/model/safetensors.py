@@ -32,7 +32,9 @@ class SafetensorsFile:
         buffer = _map_file(path)
         header_bytes = int.from_bytes(buffer[:8], "little")
         if len(buffer) < 8 or header_bytes > min(MAX_HEADER_BYTES, len(buffer) - 8):
-            raise ModelLoadError(f"{path}: truncated or corrupt: a header of {header_bytes} bytes in a file of {len(buffer)}")
+            raise ModelLoadError(
+                f"{path}: truncated or corrupt: a header of {header_bytes} bytes in a file of {len(buffer)}"
+            )
         self._data = np.frombuffer(buffer, dtype=np.uint8)[8 + header_bytes :]
         self._entries = self._check(_parse_object(path, buffer[8 : 8 + header_bytes], "the header"))
 
@@ -53,7 +55,9 @@ class SafetensorsFile:
         rows, cols = (1, *shape)[-2:]
         weight_type = WeightType[dtype]
         if end - start != rows * cols * BLOCK_LAYOUT[weight_type][1]:
-            raise ModelLoadError(f"{self.path}: corrupt: tensor '{name}' {dtype} {list(shape)} spans {end - start} bytes")
+            raise ModelLoadError(
+                f"{self.path}: corrupt: tensor '{name}' {dtype} {list(shape)} spans {end - start} bytes"
+            )
         return WeightTensor(name, weight_type, rows, cols, self._data[start:end].reshape(rows, -1))
 
     def _check(self, header: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
@@ -75,7 +79,9 @@ class SafetensorsFile:
         previous, free_from = "", 0
         for name, (_, _, start, end) in sorted(entries.items(), key=lambda item: item[1][2:]):
             if start < free_from:
-                raise ModelLoadError(f"{self.path}: corrupt: tensors '{previous:.200}' and '{name:.200}' overlap at byte {start}")
+                raise ModelLoadError(
+                    f"{self.path}: corrupt: tensors '{previous:.200}' and '{name:.200}' overlap at byte {start}"
+                )
             previous, free_from = name, end
         return entries
 

@@ -79,7 +79,9 @@ def _gguf_weights(file: GgufFile, spec: ModelSpec) -> Weights:
 
 def _gguf_loader(file: GgufFile, name: str, spec: ModelSpec) -> Callable[[], WeightTensor]:
     part = name.rpartition(".")[2]
-    heads = {"q": spec.num_heads, "q_bias": spec.num_heads, "k": spec.num_kv_heads, "k_bias": spec.num_kv_heads}.get(part)
+    heads = {"q": spec.num_heads, "q_bias": spec.num_heads, "k": spec.num_kv_heads, "k_bias": spec.num_kv_heads}.get(
+        part
+    )
 
     def load() -> WeightTensor:
         tensor = file.tensor(gguf_name(name))
@@ -135,7 +137,9 @@ def _is_ignored(name: str, prefix: str, spec: ModelSpec) -> bool:
     return bool(prefix) and any(part in name for part in _HF_IGNORED_PARTS)
 
 
-def _safetensors_loader(file: SafetensorsFile, file_name: str, name: str, spec: ModelSpec) -> Callable[[], WeightTensor]:
+def _safetensors_loader(
+    file: SafetensorsFile, file_name: str, name: str, spec: ModelSpec
+) -> Callable[[], WeightTensor]:
     adds_one = spec.family == "gemma3" and name.endswith("_norm")
 
     def load() -> WeightTensor:
@@ -158,4 +162,6 @@ def _check_shape(where: str, tensor: WeightTensor, shape: Shape) -> None:
 def _refuse_extra(where: str, names: list[str]) -> None:
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise ModelLoadError(f"{where}: unexpected tensor '{names[0]:.200}'{more}: this variant of the architecture is not supported")
+        raise ModelLoadError(
+            f"{where}: unexpected tensor '{names[0]:.200}'{more}: this variant of the architecture is not supported"
+        )

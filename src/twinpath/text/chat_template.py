@@ -56,7 +56,9 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"chat template: {_clip(error.message or str(error))}", param="messages") from None
         except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, IndexError, AssertionError) as error:
-            raise InvalidRequest(f"chat template cannot render these messages: {_clip(str(error))}", param="messages") from None
+            raise InvalidRequest(
+                f"chat template cannot render these messages: {_clip(str(error))}", param="messages"
+            ) from None
         except (RecursionError, MemoryError):
             raise InvalidRequest("chat template: nested too deeply or too large", param="messages") from None
 

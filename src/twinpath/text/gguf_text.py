@@ -25,7 +25,13 @@ END_SPELLINGS = (
     "<eos>",
 )
 #: `general.sampling.*` keys that newer converters copy from generation_config.
-_SAMPLING_KEYS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
+_SAMPLING_KEYS = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 
 
 def text_from_gguf(files: ModelFiles, override_template: str | None) -> TextModel:

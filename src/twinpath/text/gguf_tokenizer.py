@@ -53,7 +53,9 @@ def token_id_of(file: GgufFile, name: str, num_tokens: int) -> int | None:
     """A token id named in the metadata (`bos`, `eos`, `eot`, ...), checked against the vocabulary."""
     token_id = file.integer(f"{_KEY}{name}_token_id")
     if token_id is not None and not 0 <= token_id < num_tokens:
-        raise ModelLoadError(f"{file.path}: '{_KEY}{name}_token_id' is {token_id}, the vocabulary has {num_tokens} tokens")
+        raise ModelLoadError(
+            f"{file.path}: '{_KEY}{name}_token_id' is {token_id}, the vocabulary has {num_tokens} tokens"
+        )
     return token_id
 
 
@@ -72,7 +74,9 @@ def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> tuple[tokenizers.Tok
     name = file.text(_KEY + "pre") or "default"
     splitter = SPLITTERS.get(name)
     if splitter is None:
-        raise ModelLoadError(f"{file.path}: pre-tokenizer '{name}' is not supported, supported are {', '.join(SPLITTERS)}")
+        raise ModelLoadError(
+            f"{file.path}: pre-tokenizer '{name}' is not supported, supported are {', '.join(SPLITTERS)}"
+        )
     lines = file.strings(_KEY + "merges")
     if lines is None:
         raise ModelLoadError(f"{file.path}: metadata '{_KEY}merges' is missing")

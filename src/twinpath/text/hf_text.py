@@ -67,7 +67,9 @@ def _rules(path: Path, backend: tokenizers.Tokenizer, settings: Mapping[str, Any
     if "ByteLevel" in kinds:
         return TokenizerRules("byte_level", bos_id, vocab_size)
     if not kinds & {"Metaspace", "ByteFallback"}:
-        raise ModelLoadError(f"{path}: decoder {sorted(map(str, kinds))} is not supported, expected ByteLevel or SentencePiece's")
+        raise ModelLoadError(
+            f"{path}: decoder {sorted(map(str, kinds))} is not supported, expected ByteLevel or SentencePiece's"
+        )
     strips = any(part.get("type") == "Strip" and part.get("start") for part in parts) or any(
         part.get("type") == "Metaspace" and part.get("prepend_scheme", "always") != "never" for part in parts
     )
@@ -76,7 +78,9 @@ def _rules(path: Path, backend: tokenizers.Tokenizer, settings: Mapping[str, Any
     if first_only:
         # Segments are encoded one by one here, and each would be "first" to the library.
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=splitter.get("split", True))
-    return TokenizerRules("sentencepiece", bos_id, vocab_size, prefixes_first_segment=first_only, strips_leading_space=strips)
+    return TokenizerRules(
+        "sentencepiece", bos_id, vocab_size, prefixes_first_segment=first_only, strips_leading_space=strips
+    )
 
 
 def _state(component: Any) -> dict[str, Any]:
@@ -131,7 +135,9 @@ def _stop_ids(tokenizer: Tokenizer, settings: Mapping[str, Any], *sources: Mappi
     found: list[int] = []
     for source in sources:
         ids = source.get("eos_token_id")
-        found += [i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int and 0 <= i < tokenizer.vocab_size]
+        found += [
+            i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int and 0 <= i < tokenizer.vocab_size
+        ]
     name = _spelling(settings.get("eos_token"))
     named = tokenizer.token_id(name) if name is not None else None
     return tuple(dict.fromkeys([*found, *([named] if named is not None else [])]))
@@ -140,8 +146,14 @@ def _stop_ids(tokenizer: Tokenizer, settings: Mapping[str, Any], *sources: Mappi
 def _sampling(generation: Mapping[str, Any]) -> dict[str, float]:
     """Values that are numbers; `do_sample: false` means greedy."""
     found = {key: generation.get(key) for key in _SAMPLING_KEYS}
-    values = {k: v for k, v in found.items() if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)}
-    return values | {"temperature": 0.0} if generation.get("do_sample") is False and "temperature" not in values else values
+    values = {
+        k: v for k, v in found.items() if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
+    }
+    return (
+        values | {"temperature": 0.0}
+        if generation.get("do_sample") is False and "temperature" not in values
+        else values
+    )
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinpath.model.files import ModelFiles
 from twinpath.model.weights import read_spec
+from twinpath.text.byte_model import byte_model
 from twinpath.text.gguf_text import text_from_gguf
 from twinpath.text.hf_text import text_from_directory
 from twinpath.text.text_model import TextModel
@@ -14,6 +15,8 @@ def load_text(files: ModelFiles, override_template: str | None = None) -> TextMo
 
     Raises: ModelLoadError naming the file and what is wrong with it.
     """
+    if files.format == "scripted":
+        return byte_model(chat_template=override_template)
     if files.format == "gguf":
         return text_from_gguf(files, override_template)
     return text_from_directory(files, override_template, read_spec(files))

@@ -186,4 +186,8 @@ def _user() -> Message:
 
 def _call(arguments: Any) -> Message:
     function = {"name": _PROBE, "arguments": arguments}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "call00001", "function": function}]}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "id": "call00001", "function": function}],
+    }

@@ -62,9 +62,13 @@ class Tokenizer:
         self.special_tokens: dict[str, int] = {token.content: i for i, token in added.items() if token.special}
         self.special_ids = frozenset(self.special_tokens.values())
         self._added = {i: token.content for i, token in added.items()}
-        self._segmenter = _build_segmenter([token for token in added.values() if token.special and len(token.content) > 1])
+        self._segmenter = _build_segmenter(
+            [token for token in added.values() if token.special and len(token.content) > 1]
+        )
         self.vocab_size = max(rules.vocab_size, backend.get_vocab_size())
-        self._spell: Callable[[str], bytes] = _byte_speller() if rules.spelling == "byte_level" else _sentencepiece_bytes
+        self._spell: Callable[[str], bytes] = (
+            _byte_speller() if rules.spelling == "byte_level" else _sentencepiece_bytes
+        )
         self._bytes: dict[int, bytes] = {}
 
     @property
