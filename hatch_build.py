@@ -60,7 +60,7 @@ def compile_library(root: str, out_dir: Path) -> Path:
     builder = load_by_path(Path(root, "src", "twinpath", "native", "build.py"))
     try:
         return Path(builder.build_native(out_dir))
-    except Exception as error:
+    except builder.BuildError as error:
         raise SystemExit(f"twinpath: {error}") from error
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -63,3 +65,11 @@ def test_version_command_loads_almost_nothing() -> None:
         "assert not {'typer', 'rich', 'numpy', 'msgspec', 'starlette'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(ROOT / "src")})
+
+
+def test_every_third_party_import_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[<>=\[]", line)[0].replace("-", "_") for line in project["dependencies"]} | {"torch"}
+    used = set().union(*(imported_roots(tree) for tree in TREES.values()))
+    # huggingface-hub is imported as huggingface_hub and so on: only the dash differs.
+    assert used - set(sys.stdlib_module_names) - {"twinpath"} <= declared

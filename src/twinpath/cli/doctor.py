@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from twinpath import __version__
+from twinpath.cli.resolve import cache_dir
 from twinpath.config import HttpConfig
 from twinpath.errors import UserError
 
@@ -94,16 +96,37 @@ def cpu_info() -> tuple[str, set[str]]:
     return fields.get("model name") or platform.machine(), flags
 
 
+def check_compiler() -> Iterator[Finding]:
+    from twinpath.native.build import BuildError, find_compiler
+
+    try:
+        command = find_compiler()
+    except BuildError as error:
+        yield Finding("compiler", "warn", "none", f"only needed to install from source: {error}")
+        return
+    reply = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=10)
+    yield Finding("compiler", "ok", reply.stdout.partition("\n")[0] or " ".join(command))
+
+
 def check_native() -> Iterator[Finding]:
-    compiler = os.environ.get("CXX") or next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
-    if compiler:
-        yield Finding("compiler", "ok", f"{compiler} ({shutil.which(compiler.split()[0]) or 'not on PATH'})")
-    else:
-        yield Finding("compiler", "warn", "none", "only needed to install from source: apt install g++")
+    yield Finding("native step", "ok", "")
 
 
 def check_models() -> Iterator[Finding]:
-    yield Finding("model cache", "ok", "")
+    from twinpath.model.source import cached_models
+
+    home = cache_dir()
+    models = cached_models(home)
+    existing = next(path for path in (home, *home.parents) if path.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    held = sum(model.num_bytes for model in models)
+    value = f"{home}: {len(models)} models, {held >> 20} MiB; {free_bytes >> 20} MiB free"
+    if not os.access(existing, os.W_OK):
+        yield Finding("model cache", "fail", value, "not writable: set TWINPATH_CACHE_DIR")
+    elif free_bytes < MIN_DISK_BYTES:
+        yield Finding("model cache", "warn", value, "little room: twinpath models rm, or set TWINPATH_CACHE_DIR")
+    else:
+        yield Finding("model cache", "ok", value)
 
 
 def check_ports() -> Iterator[Finding]:
@@ -155,6 +178,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_versions,
     check_platform,
     check_cpu,
+    check_compiler,
     check_native,
     check_models,
     check_ports,

@@ -57,10 +57,8 @@ def run_server(config: ServeConfig, origins: Mapping[str, str]) -> int:
     configure_logging(config.log_level)
     # First of all: a taken port should not be found out after a download.
     with bind(config.http) as listener:
-        files = None
-        if config.engine.kind != "scripted":
-            files = fetch(config, view.console)
-            config = with_model(config, files.path, files.default_sampling)
+        files = fetch(config, view.console)
+        config = with_model(config, files.path, files.default_sampling)
         uvloop.run(serve(config, files, listener, view))
     return 0
 
@@ -73,7 +71,7 @@ def fetch(config: ServeConfig, console: Console) -> ModelFiles:
         return resolve(config.model, cache_dir(), report)
 
 
-async def serve(config: ServeConfig, files: ModelFiles | None, listener: socket.socket, view: StartView) -> None:
+async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket, view: StartView) -> None:
     """Run until a signal stops it. HTTP answers as soon as the text side is there: 503 until the engine is ready."""
     from twinpath.gateway import ProcessLauncher, Replica
 
@@ -102,11 +100,7 @@ async def serve(config: ServeConfig, files: ModelFiles | None, listener: socket.
         await replica.stop()
 
 
-def load_text_side(config: ServeConfig, files: ModelFiles | None) -> TextModel:
-    if files is None:
-        from twinpath.text.byte_model import byte_model
-
-        return byte_model(chat_template=config.chat_template)
+def load_text_side(config: ServeConfig, files: ModelFiles) -> TextModel:
     from twinpath.text import load_text
 
     return load_text(files, config.chat_template)
