@@ -5,8 +5,8 @@ No server's prefix cache may help.
 
 from __future__ import annotations
 
-import http.client
 import json
+import urllib.request
 from typing import Any
 
 import msgspec
@@ -28,14 +28,11 @@ def fresh_ids(ids: list[int], index: int, num_tokens: int) -> list[int]:
     return [1000 + index, *ids[1:num_tokens]]
 
 
-def served_model(server: Server) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-    try:
-        connection.request("GET", "/v1/models")
-        name: str = json.loads(connection.getresponse().read())["data"][0]["id"]
-        return name
-    finally:
-        connection.close()
+def served_model(url: str) -> str:
+    """The first model that the server lists."""
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+        name: str = json.load(answer)["data"][0]["id"]
+    return name
 
 
 class Streams:
@@ -43,7 +40,7 @@ class Streams:
 
     def __init__(self, server: Server, timeout_s: float = 120.0) -> None:
         self.server = server
-        self._model = served_model(server)
+        self._model = served_model(server.url)
         self._client = LoadClient(server.url, keep_text=True, timeout_s=timeout_s)
 
     async def complete(self, prompt: str | list[int], num_tokens: int) -> RequestRecord:

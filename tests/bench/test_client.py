@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import pytest
+import uvloop
 
 from bench.scripted_http import STREAM_HEAD, StepClock, chunk, event, plain, read_request, serving
 from twinpath.bench import LoadClient
@@ -171,6 +172,21 @@ async def test_sends_key_headers_and_path_prefix() -> None:
         await client.aclose()
     assert seen[0].startswith(b"POST /proxy/v1/completions HTTP/1.1\r\n")
     assert b"\r\nAuthorization: Bearer sk-1\r\n" in seen[0] and b"\r\nX-Session-ID: s7\r\n" in seen[0]
+
+
+def test_works_on_uvloop() -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(STREAM_HEAD + chunk(chat("a")) + chunk(event("[DONE]")) + b"0\r\n\r\n")
+
+    async def run() -> bool:
+        async with serving(handler) as url:
+            client = LoadClient(url)
+            record = await client.send("/", b"{}")
+            await client.aclose()
+            return record.ok
+
+    assert uvloop.run(run())
 
 
 def test_refuses_a_base_url_that_is_none() -> None:
