@@ -52,7 +52,8 @@ def _nibbles(packed: Bytes) -> Bytes:
 
 def _fifth_bits(blocks: Bytes, start: int) -> Bytes:
     """The 32 bits at `start`, least significant first, each worth 16: uint8 [num_blocks, 32]."""
-    return np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little") << 4
+    bits: Bytes = np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little")
+    return bits << np.uint8(4)
 
 
 def _q8_0(blocks: Bytes) -> Floats:
@@ -80,7 +81,8 @@ def _q5_1(blocks: Bytes) -> Floats:
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
     """Scale and minimum of the eight 32-value groups of a Q4_K or Q5_K block: float32 [num_blocks, 8] each.
 
-    Twelve bytes hold 8 + 8 six-bit numbers: the first four pairs whole, the upper bits of their bytes completing the last four.
+    Twelve bytes hold 8 + 8 six-bit numbers: the first four pairs whole, the upper bits of their bytes completing the
+    last four.
     """
     low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=1)
@@ -91,7 +93,8 @@ def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
 def _k_codes(packed: Bytes) -> Bytes:
     """128 bytes of a K block -> 256 nibbles in order: each 32 bytes hold one group low and the next one high."""
     quads = packed.reshape(-1, 4, 1, 32)
-    return np.concatenate([quads & 15, quads >> 4], axis=2).reshape(-1, 8, 32)
+    codes: Bytes = np.concatenate([quads & 15, quads >> 4], axis=2)
+    return codes.reshape(-1, 8, 32)
 
 
 def _k_values(blocks: Bytes, codes: Bytes) -> Floats:
@@ -104,8 +107,8 @@ def _q4_k(blocks: Bytes) -> Floats:
 
 
 def _q5_k(blocks: Bytes) -> Floats:
-    high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[None, :, None]) & 1
-    return _k_values(blocks, _k_codes(blocks[:, 48:]) | (high << 4))
+    high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[None, :, None]) & np.uint8(1)
+    return _k_values(blocks, _k_codes(blocks[:, 48:]) | (high << np.uint8(4)))
 
 
 def _q6_k(blocks: Bytes) -> Floats:
@@ -114,7 +117,8 @@ def _q6_k(blocks: Bytes) -> Floats:
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]) & 3
     codes = (low | (high << 4)).reshape(-1, 16, 16).astype(np.float32) - 32.0
     scales = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return scales[:, :, None] * codes
+    values: Floats = scales[:, :, None] * codes
+    return values
 
 
 _DECODERS: Mapping[WeightType, Callable[[Bytes], Floats]] = {

@@ -14,7 +14,7 @@ CONFIG_NAME = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model on this disk: a GGUF file, a directory with `config.json` and safetensors, or a script for the scripted engine."""
+    """A model on this disk: a GGUF file, a directory with `config.json` and safetensors, or an engine's script."""
 
     path: Path
     format: Literal["gguf", "safetensors", "scripted"]

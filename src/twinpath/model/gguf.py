@@ -1,8 +1,8 @@
 """A GGUF file, mapped read-only: its metadata and its tensor directory (v2 and v3, little-endian).
 
-Opening walks the header once and copies nothing big: string arrays (a vocabulary has up to 262K entries) stay in the mapping
-until somebody asks. Every length is checked against the bytes that are really there before it is used, so a damaged file ends in
-one `ModelLoadError` and never in a huge allocation.
+Opening walks the header once and copies nothing big: string arrays (a vocabulary has up to 262K entries) stay in the
+mapping until somebody asks. Every length is checked against the bytes that are really there before it is used, so a
+damaged file ends in one `ModelLoadError` and never in a huge allocation.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -66,7 +66,10 @@ class GgufArray:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One entry of the tensor directory. `shape` is outermost first (rows, cols); `start` is an absolute file offset."""
+    """One entry of the tensor directory.
+
+    `shape` is outermost first (rows, cols); `start` is an absolute file offset.
+    """
 
     name: str
     type: WeightType
@@ -141,7 +144,10 @@ class GgufFile:
         return self.bytes[array.start : array.end].view(_SCALARS[array.type])
 
     def tensor(self, name: str) -> WeightTensor:
-        """The tensor `name` as a matrix view [rows, cols] (a vector has one row). Raises: ModelLoadError when it is not there."""
+        """The tensor `name` as a matrix view [rows, cols] (a vector has one row).
+
+        Raises: ModelLoadError when it is not there.
+        """
         entry = self.tensors.get(name)
         if entry is None:
             raise ModelLoadError(f"{self.path}: tensor '{name}' is missing")
@@ -250,7 +256,8 @@ def _read_header(cursor: _Cursor) -> tuple[int, int, int]:
     num_tensors = cursor.u64("the tensor count")
     num_fields = cursor.u64("the metadata count")
     left = cursor.size - cursor.offset
-    # Smallest entries: key length + 1-byte key + type + 1-byte value; name length + 1-byte name + rank + one dim + type + offset.
+    # Smallest entries: key length + 1-byte key + type + 1-byte value; name length + 1-byte name + rank + one dim + type
+    # + offset.
     if num_fields * 14 > left or num_tensors * 33 > left:
         raise cursor.error(
             f"truncated or corrupt: {num_tensors} tensors and {num_fields} metadata entries cannot fit in {left} bytes"

@@ -150,7 +150,8 @@ class _Reader:
 
     def _windows(self, num_layers: int) -> tuple[int | None, ...]:
         key = f"{self.arch}.attention.sliding_window"
-        # A zero means "no window" in files that always write the key; qwen files carry it though the model does not use it.
+        # A zero means "no window" in files that always write the key; qwen files carry it though the model does not use
+        # it.
         if self.arch in ("qwen2", "qwen3") or not self.file.integer(key):
             return (None,) * num_layers
         window = self.integer("attention.sliding_window")

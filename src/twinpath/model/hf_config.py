@@ -207,7 +207,7 @@ class _Reader:
         return [window is not None and layer >= first for layer in range(num_layers)]
 
     def _ropes(self) -> tuple[tuple[RopeSpec, ...], int]:
-        """The rotary embeddings (full-attention layers', then Gemma's local one) and the longest position they serve."""
+        """The rotary embeddings (of full attention, then Gemma's local one) and the longest position they serve."""
         max_position = self.integer("max_position_embeddings", 2048)
         new = self.content.get("rope_parameters")
         main: Any = new if new is not None else self.content.get("rope_scaling")
@@ -247,17 +247,18 @@ class _Reader:
             raise self.error(f"'original_max_position_embeddings' is {original!r:.80}, expected a positive integer")
         if factor is None and kind == "yarn":
             factor = max_position / original
+        scale = self.number("factor", {"factor": factor})
         return RopeSpec(
             theta,
             scaling=kind,
-            factor=self.number("factor", {"factor": factor}),
+            factor=scale,
             original_max_positions=original,
             low_freq_factor=self.number("low_freq_factor", settings, 1.0),
             high_freq_factor=self.number("high_freq_factor", settings, 4.0),
             beta_fast=self.number("beta_fast", settings, 32.0),
             beta_slow=self.number("beta_slow", settings, 1.0),
             truncate=settings.get("truncate", True) is not False,
-            attention_factor=self._attention_factor(settings, float(factor)) if kind == "yarn" else None,
+            attention_factor=self._attention_factor(settings, scale) if kind == "yarn" else None,
         )
 
     def _attention_factor(self, settings: Json, factor: float) -> float | None:

@@ -1,8 +1,8 @@
 """`hf://org/name[@revision][/file.gguf]`: models from the Hugging Face hub, by huggingface_hub.
 
-The library brings what users expect of it: HF_TOKEN, HF_ENDPOINT, proxies, resuming. This file chooses what to fetch (the weights
-in one format, the tokeniser, the configs), refuses an unsupported model before its weights are fetched, and checks every file
-against the hash that the hub names.
+The library brings what users expect of it: HF_TOKEN, HF_ENDPOINT, proxies, resuming. This file chooses what to fetch
+(the weights in one format, the tokeniser, the configs), refuses an unsupported model before its weights are fetched,
+and checks every file against the hash that the hub names.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ def parse(source: str) -> HubModel:
 
 
 def fetch(model: HubModel, store: Store, progress: Progress, *, refresh: bool = False) -> Path:
-    """The model's directory, or its GGUF file. Used as it is once fetched; `refresh` asks the hub again. Raises: SourceError."""
+    """The model's directory, or its GGUF file.
+
+    Used as it is once fetched; `refresh` asks the hub again. Raises: SourceError.
+    """
     found = store.find(model.source)
     if found is not None and not refresh:
         return found
@@ -151,8 +154,12 @@ class _Download:
         total = sum(self.siblings[name].size or 0 for name in names)
         require_space(self.directory, max(0, total - _size_of(self.directory)))
         done = 0
+
+        def report(growing: int) -> None:
+            progress(done + growing, total, name)
+
         for name in names:
-            with _watch(self.directory, lambda growing, done=done, name=name: progress(done + growing, total, name)):
+            with _watch(self.directory, report):
                 hf_hub_download(self.model.repo, name, revision=self.commit, local_dir=self.directory)
             self._verify(name)
             done += self.siblings[name].size or 0
@@ -181,7 +188,7 @@ class _Download:
 @contextlib.contextmanager
 def _watch(directory: Path, report: Callable[[int], None]) -> Iterator[None]:
     """Report the size of the unfinished download while the body runs; the library's own bars stay silent."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     done = threading.Event()
 

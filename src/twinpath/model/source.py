@@ -29,7 +29,8 @@ def resolve(source: str, cache_dir: Path, progress: Progress, *, refresh: bool =
     """Files of `source`, fetched and verified if they are not in `cache_dir` yet.
 
     A fetched model is used as it is, without network; `refresh` asks a repository whether its revision has moved.
-    Raises: SourceError or ModelLoadError with one clear line; nothing incomplete stays where it could be mistaken for a model.
+    Raises: SourceError or ModelLoadError with one clear line; nothing incomplete stays where it could be mistaken for a
+    model.
     """
     store = Store(cache_dir)
     alias = ALIASES.get(source)

@@ -1,13 +1,13 @@
 """What a decoder is, independent of where its numbers came from.
 
-One `ModelSpec` describes Llama 2/3.x, SmolLM2, Mistral, Qwen2/2.5, Qwen3 and Gemma 3; readers of HF `config.json` and of GGUF
-metadata build it, engines consume it. Readers normalise, so that engines need no family switch:
+One `ModelSpec` describes Llama 2/3.x, SmolLM2, Mistral, Qwen2/2.5, Qwen3 and Gemma 3; readers of HF `config.json` and
+of GGUF metadata build it, engines consume it. Readers normalise, so that engines need no family switch:
   - norm weights are the factor to multiply with (Gemma's 1 + w is added by the reader; GGUF files hold it already);
   - q and k rows are in rotate-half order (GGUF's interleaved llama order is un-permuted by the reader).
 
-Canonical tensor names: `embed` [vocab, hidden]; per layer `layers.{i}.` + `attn_norm`, `q` `k` `v` `o` (rows = outputs), optional
-`q_bias` `k_bias` `v_bias` `o_bias`, `q_norm` `k_norm` [head_dim], `post_attn_norm` (sandwich), `mlp_norm`, `gate` `up` `down`,
-`post_mlp_norm` (sandwich); `final_norm`; `lm_head` (absent when tied to `embed`).
+Canonical tensor names: `embed` [vocab, hidden]; per layer `layers.{i}.` + `attn_norm`, `q` `k` `v` `o` (rows =
+outputs), optional `q_bias` `k_bias` `v_bias` `o_bias`, `q_norm` `k_norm` [head_dim], `post_attn_norm` (sandwich),
+`mlp_norm`, `gate` `up` `down`, `post_mlp_norm` (sandwich); `final_norm`; `lm_head` (absent when tied to `embed`).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Store:
         return None if origin is None else self.directory(source) / origin["path"]
 
     def publish(self, source: str, staged: Path, path: str) -> Path:
-        """Make the finished files in `staged` (a directory of the same file system) the model of `source`, in one step."""
+        """In one step, make the finished files in `staged` (same file system) the model of `source`."""
         final = self.directory(source)
         final.parent.mkdir(parents=True, exist_ok=True)
         (staged / ORIGIN_NAME).write_text(json.dumps({"source": source, "path": path}))

@@ -28,7 +28,7 @@ _HF_IGNORED_PARTS = ("vision_tower.", "multi_modal_projector.")
 
 
 def read_spec(files: ModelFiles) -> ModelSpec:
-    """Raises: ModelLoadError when the architecture or a feature is unsupported, or the numbers contradict each other."""
+    """Raises: ModelLoadError when the architecture or a feature is unsupported, or numbers contradict each other."""
     if files.format == "gguf":
         spec = spec_from_gguf(GgufFile(files.path))
     else:
@@ -92,7 +92,9 @@ def _gguf_loader(file: GgufFile, name: str, spec: ModelSpec) -> Callable[[], Wei
 
 
 def _rotate_half_order(tensor: WeightTensor, num_heads: int) -> WeightTensor:
-    """Undo llama.cpp's row order. It stores the two halves of each head interleaved: row 2i is i, row 2i + 1 is i + half.
+    """Undo llama.cpp's row order.
+
+    It stores the two halves of each head interleaved: row 2i is i, row 2i + 1 is i + half.
 
     Rows are moved whole, so any block format survives as it is. A bias has its rows along `cols`.
     """
@@ -125,7 +127,7 @@ def _text_prefix(opened: Mapping[str, SafetensorsFile]) -> str:
 
 
 def _prefixed(name: str, prefix: str) -> str:
-    """`model.x` is `language_model.model.x` in older multimodal checkpoints and `model.language_model.x` in newer ones."""
+    """`model.x` is `language_model.model.x` in older multimodal checkpoints, `model.language_model.x` in newer ones."""
     if prefix == "model.language_model.":
         return prefix + name.removeprefix("model.") if name.startswith("model.") else name
     return prefix + name

@@ -28,7 +28,8 @@ DEFAULT_INDEX = "https://pypi.org/simple"
 TIMEOUT_S = 30.0
 _POLL_S = 0.1
 _CHUNK_BYTES = 1 << 18
-#: pip keeps an unfinished file in Python's temporary folder; pointing that at ours keeps it on the cache's disk and lets its size show.
+#: pip keeps an unfinished file in Python's temporary folder; pointing that at ours keeps it on the cache's disk and
+#: lets its size show.
 _RUN_PIP = (
     "import runpy, sys, tempfile; tempfile.tempdir = sys.argv.pop(1); "
     "runpy.run_module('pip', run_name='__main__', alter_sys=True)"

@@ -1,4 +1,6 @@
-"""Text <-> token ids: tokenisers, incremental detokenisation, stop strings, chat templates. Owns every decision about characters.
+"""Text <-> token ids: tokenisers, incremental detokenisation, stop strings, chat templates.
+
+Owns every decision about characters.
 
 May import: model (file readers), errors. Never: engine, scheduler, api.
 """

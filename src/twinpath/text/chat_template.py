@@ -1,7 +1,7 @@
 """Chat templates: Jinja as Hugging Face defines it, in a sandbox with limits.
 
-Templates come with models, and a model may come from anywhere: so attributes are sandboxed, objects immutable, and neither time nor
-output unbounded.
+Templates come with models, and a model may come from anywhere: so attributes are sandboxed, objects immutable, and
+neither time nor output unbounded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class ChatTemplate:
     """A compiled template. Thread-safe: every rendering has its own state."""
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
-        """`variables` are always visible (`bos_token` and its like). Raises: ModelLoadError when `source` does not compile."""
+        """`variables` are always visible (`bos_token` and its like).
+
+        Raises: ModelLoadError when `source` does not compile.
+        """
         self.source = source
         self._variables = dict(variables or {})
         try:

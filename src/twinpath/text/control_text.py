@@ -1,9 +1,9 @@
 """Keeps callers from writing control tokens.
 
-A chat template pastes callers' strings between the control tokens it writes itself; afterwards both look alike. So before
-rendering, a mark (one noncharacter that occurs nowhere in the request) is put inside everything in the callers' strings that spells
-a control token, or that could become one where two strings meet. After rendering, the text is cut at the control tokens that are
-still whole, which are the template's own, and the marks are taken out again.
+A chat template pastes callers' strings between the control tokens it writes itself; afterwards both look alike. So
+before rendering, a mark (one noncharacter that occurs nowhere in the request) is put inside everything in the callers'
+strings that spells a control token, or that could become one where two strings meet. After rendering, the text is cut
+at the control tokens that are still whole, which are the template's own, and the marks are taken out again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ class ControlTextGuard:
         self._tokenizer = tokenizer
 
     def choose_mark(self, *values: Any) -> str:
-        """A character that none of the strings inside `values` holds. Raises: InvalidRequest when they hold every candidate."""
+        """A character that none of the strings inside `values` holds.
+
+        Raises: InvalidRequest when they hold every candidate.
+        """
         used = set(chain.from_iterable(text for value in values for text in _strings(value) if not text.isascii()))
         mark = next((candidate for candidate in _MARKS if candidate not in used), None)
         if mark is None:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Sequence
 class Detokenizer:
     """Feeds on ids, yields the text that is certain.
 
-    Invariant: the joined results equal the decoding of all ids at once. Bytes of a character that is not complete are held
-    back; when the stream ends they are dropped. U+FFFD stands only for bytes that can no longer become a character.
+    Invariant: the joined results equal the decoding of all ids at once. Bytes of a character that is not complete are
+    held back; when the stream ends they are dropped. U+FFFD stands only for bytes that can no longer become a
+    character.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ def _sentencepiece(file: GgufFile, vocabulary: _Vocabulary) -> tuple[tokenizers.
 def merges_from_scores(
     tokens: Sequence[str], scores: NDArray[np.float64], is_normal: NDArray[np.bool_]
 ) -> list[tuple[str, str]]:
-    """BPE merges that do what SentencePiece does with scores: of all adjacent pairs, join the one whose piece scores best.
+    """BPE merges that do what SentencePiece does with scores: join the adjacent pair whose piece scores best.
 
     Each way to cut a piece into two pieces is a merge; merges are ranked by the score of what they make.
     """

@@ -7,8 +7,8 @@ Input: plain dicts whose schema `api` has checked. Rules, in this order:
   4. What the template cannot express is said in words it can (see `TemplateTraits`):
      - tool calls of a template that ignores them are appended to the content as `<tool_call>` JSON lines;
      - tool results become user messages in `<tool_response>`;
-     - system messages that it would refuse or drop where they stand are joined, in order, to one system message at the front
-       (or, when it knows no system role at all, to the first user message), a blank line between them;
+     - system messages that it would refuse or drop where they stand are joined, in order, to one system message at the
+       front (or, when it knows no system role at all, to the first user message), a blank line between them;
      - neighbours of one role that it refuses are joined the same way.
 """
 
@@ -18,6 +18,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from twinpath.errors import InvalidRequest
@@ -76,7 +77,7 @@ def normalize(messages: Iterable[Mapping[str, Any]], traits: TemplateTraits) -> 
     plain = [_plain(message, traits) for message in messages]
     plain = [_spell_tools(message, traits) for message in plain]
     plain = _place_systems(plain, traits)
-    has_neighbours = any(a["role"] == b["role"] != "tool" for a, b in zip(plain, plain[1:], strict=False))
+    has_neighbours = any(a["role"] == b["role"] != "tool" for a, b in pairwise(plain))
     if has_neighbours and not traits.renders_neighbours:
         plain = _join_neighbours(plain)
     return plain

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 class StopMatcher:
     """Passes text through until one of the stop strings is complete, however it is cut into deltas.
 
-    Only a tail that may still grow into a stop string is held back. The match that ends first wins; of several that end at the
-    same character, the longest. Time is linear in the text (Aho-Corasick automaton), space in the stop strings.
+    Only a tail that may still grow into a stop string is held back. The match that ends first wins; of several that end
+    at the same character, the longest. Time is linear in the text (Aho-Corasick automaton), space in the stop strings.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ class _Automaton:
         self.ends[state] = stop
 
     def _link(self) -> None:
-        """Fallback = the longest proper suffix that is a prefix too; breadth first, so shorter states are done already."""
+        """Fallback = the longest proper suffix that is a prefix too; breadth first, so shorter ones come first."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()

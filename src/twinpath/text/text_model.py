@@ -79,8 +79,11 @@ class TextModel:
         if template is None or traits is None:
             reason = "this model has no chat template; use /v1/completions, or start the server with --chat-template"
             raise InvalidRequest(reason, param="messages")
-        given = {"messages": normalize(messages, traits), "tools": list(tools) if tools else None}
-        given["template_kwargs"] = dict(template_kwargs or {})
+        given: dict[str, Any] = {
+            "messages": normalize(messages, traits),
+            "tools": list(tools) if tools else None,
+            "template_kwargs": dict(template_kwargs or {}),
+        }
         mark = self._guard.choose_mark(given)
         safe = self._guard.protect(given, mark)
         variables = safe["template_kwargs"] | {"tools": safe["tools"], "add_generation_prompt": add_generation_prompt}

@@ -1,8 +1,8 @@
 """Text -> token ids and token ids -> bytes, over the `tokenizers` library.
 
-Two ways in: `encode` takes text as text (a control token's spelling stays plain characters), `encode_prompt` recognises control
-tokens and adds the model's BOS, as raw completions want it. The way out goes through bytes, one token at a time, so that a
-character split over tokens is never mistaken for damage.
+Two ways in: `encode` takes text as text (a control token's spelling stays plain characters), `encode_prompt` recognises
+control tokens and adds the model's BOS, as raw completions want it. The way out goes through bytes, one token at a
+time, so that a character split over tokens is never mistaken for damage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _UNKNOWN = "\ufffd"
 
 
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for every byte: character -> byte. Source: openai/gpt-2 `encoder.py`, bytes_to_unicode."""
+    """GPT-2's printable stand-in for every byte: character -> byte.
+
+    Source: openai/gpt-2 `encoder.py`, bytes_to_unicode.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
