@@ -62,7 +62,8 @@ def test_wheel_works_outside_the_checkout(dist: Path, tmp_path: Path) -> None:
 def test_wheel_is_for_this_platform_and_has_no_sources(dist: Path) -> None:
     [wheel] = dist.glob("*.whl")
     assert wheel.name.startswith(f"twinpath-{__version__}-py3-none-") and not wheel.name.endswith("-any.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
     assert len([name for name in names if name.startswith("twinpath/native/_lib/")]) == 1
     assert not [name for name in names if name.endswith((".cpp", ".h"))]
     assert "twinpath/py.typed" in names
@@ -71,7 +72,8 @@ def test_wheel_is_for_this_platform_and_has_no_sources(dist: Path) -> None:
 @pytest.mark.slow
 def test_sdist_has_what_a_build_needs_and_no_build_outputs(dist: Path) -> None:
     [sdist] = dist.glob("*.tar.gz")
-    names = [name.split("/", 1)[1] for name in tarfile.open(sdist).getnames()]
+    with tarfile.open(sdist) as archive:
+        names = [name.split("/", 1)[1] for name in archive.getnames()]
     assert {"pyproject.toml", "hatch_build.py", "LICENSE", "src/twinpath/native/build.py"} <= set(names)
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "src/twinpath/native/csrc").rglob("*") if path.is_file()}
     assert sources <= set(names)
