@@ -52,12 +52,12 @@ class LiveServer:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        http = HttpConfig(**{"port": 0, "drain_timeout_s": 5.0, "max_connections": 500, **setup.http})
+        config = HttpConfig(**{"port": 0, "drain_timeout_s": 5.0, "max_connections": 500, **setup.http})
         self.config = ServeConfig(
             model="scripted://",
             served_model_name=MODEL,
             engine=EngineConfig(model_path=Path("scripted.json"), kind="scripted"),
-            http=http,
+            http=config,
             scheduler=setup.scheduler,
             default_sampling=setup.default_sampling,
         )
@@ -65,9 +65,11 @@ class LiveServer:
             ScriptFile(engine=setup.shape, scripts=(PLAIN, *setup.scripts), default=setup.default),
             keep_plans=setup.keep_plans,
         )
-        self._listener = bind(http)
+        self._listener = bind(config)
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        #: For plain calls; a client of its own is for cases about connections.
+        self.http = self.client()
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="live-server", daemon=True)
@@ -97,6 +99,7 @@ class LiveServer:
             await self.replica.stop()
 
     def close(self) -> None:
+        self.http.close()
         self.loop.call_soon_threadsafe(self.server.stop)
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "the server did not stop"
@@ -104,13 +107,12 @@ class LiveServer:
     # ------------------------------------------------------------------------------------------------- asking it
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=WAIT_S, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=WAIT_S, trust_env=False, verify=False, **options)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"content-type": "application/json", **options.pop("headers", {})}
-        with self.client() as client:
-            return client.post(path, content=content, headers=headers, **options)
+        return self.http.post(path, content=content, headers=headers, **options)
 
     def chat(self, prompt: str = "Hello", **fields: Any) -> httpx.Response:
         return self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}], **fields})
@@ -118,11 +120,11 @@ class LiveServer:
     def complete(self, prompt: Any = "Hello", **fields: Any) -> httpx.Response:
         return self.post("/v1/completions", {"prompt": prompt, **fields})
 
-    def gauge(self, name: str) -> float:
-        with self.client() as client:
-            text = client.get("/metrics", headers=self._auth()).text
-        [value] = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{")]
-        return value
+    def gauges(self) -> dict[str, float]:
+        """Samples of /metrics by name; of a name with several label sets, the last."""
+        text = self.http.get("/metrics", headers=self._auth()).text
+        samples = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return {name.partition("{")[0]: float(value) for name, value in samples}
 
     def _auth(self) -> dict[str, str]:
         keys = self.config.http.api_keys
@@ -145,7 +147,8 @@ class LiveServer:
 
     def is_idle(self) -> bool:
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-        return all(self.gauge(name) == 0 for name in names) and self.replica.num_inflight == 0
+        gauges = self.gauges()
+        return not any(gauges[name] for name in names) and self.replica.num_inflight == 0
 
 
 @contextmanager

@@ -83,6 +83,8 @@ def _invalid_field(message: str) -> InvalidRequest:
     what, param = message, ""
     if found := _AT_PATH.match(message):
         what, param = found[1], found[2]
+    # `[...]` stands for "some key or value of it".
+    param = param.removesuffix("[...]")
     if missing := _MISSING.match(what):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return InvalidRequest(f"'{param}' is required.", param=param)
