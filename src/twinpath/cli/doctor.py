@@ -108,8 +108,18 @@ def check_compiler() -> Iterator[Finding]:
     yield Finding("compiler", "ok", reply.stdout.partition("\n")[0] or " ".join(command))
 
 
-def check_native() -> Iterator[Finding]:
-    yield Finding("native step", "ok", "")
+def check_native_step() -> Iterator[Finding]:
+    from twinpath.native.cores import default_threads
+    from twinpath.native.library import load_library
+
+    library = load_library()
+    usable = library.usable_isas()
+    threads = default_threads()
+    value = f"kernels {library.isa()}, of {', '.join(usable)}; {threads} threads"
+    if usable == ["portable"]:
+        yield Finding("native step", "warn", value, "no kernels for this CPU: correct, but slow")
+    else:
+        yield Finding("native step", "ok", value)
 
 
 def check_models() -> Iterator[Finding]:
@@ -179,7 +189,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_platform,
     check_cpu,
     check_compiler,
-    check_native,
+    check_native_step,
     check_models,
     check_ports,
     check_files,
@@ -194,7 +204,7 @@ def collect(checks: tuple[Callable[[], Iterator[Finding]], ...] = CHECKS) -> lis
         try:
             findings.extend(check())
         except (UserError, OSError, importlib.metadata.PackageNotFoundError) as error:
-            findings.append(Finding(check.__name__.removeprefix("check_"), "fail", str(error)))
+            findings.append(Finding(check.__name__.removeprefix("check_").replace("_", " "), "fail", str(error)))
     return findings
 
 
