@@ -1,0 +1,304 @@
+"""The CPU engine: the Engine contract over one `NativeModel`, depth 1. No torch.
+
+Bitwise: a request's logits do not depend on what else is in its steps, on chunking, cache hits, pages or threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from twinpath.engine.plan_check import check_plan
+from twinpath.errors import EngineError
+from twinpath.model.spec import ModelSpec
+from twinpath.model.tensors import Weights
+from twinpath.native.cores import default_threads
+from twinpath.native.library import load_library
+from twinpath.native.model import LoadReport, NativeModel, NativeOptions
+from twinpath.native.sampler import NativeSampler
+from twinpath.types import (
+    PENDING_TOKEN,
+    EngineInfo,
+    Float32s,
+    Int32s,
+    SamplingParams,
+    SlotInit,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+)
+
+#: Pages for this many tokens, or for the window when that is more (touched lazily: unused pages cost nothing).
+_DEFAULT_POOL_TOKENS = 16_384
+#: Rows whose prompt log-probabilities are computed at once: bounds the [rows, vocab] block.
+_LOGIT_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOptions:
+    """What `CpuEngine` needs beside the model."""
+
+    #: None: the physical cores this process may use.
+    threads: int | None = None
+    isa: str = "auto"
+    activation_bits: Literal[8, 16] = 16
+    page_size: int = 32
+    num_pages: int | None = None
+    #: None: the model's own window.
+    max_model_len: int | None = None
+    max_slots: int = 64
+    max_step_tokens: int = 2048
+
+
+def kv_page_bytes(spec: ModelSpec, page_size: int) -> int:
+    """Bytes of one page over all layers: fp16 keys and values, head_dim padded to 16."""
+    return 2 * 2 * spec.num_layers * spec.num_kv_heads * page_size * (-(-spec.head_dim // 16) * 16)
+
+
+@dataclass(slots=True)
+class _Slot:
+    sampling: SamplingParams
+    history: list[int]
+    num_prompt: int
+
+
+@dataclass(slots=True)
+class _Output:
+    """What a step has produced so far, by segment index."""
+
+    tokens: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+class CpuEngine:
+    """Implements `contracts.Engine`: `submit` stores the plan, `poll` runs it on the caller's thread (GIL released)."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, options: CpuOptions, report: LoadReport | None = None
+    ) -> None:
+        max_model_len = options.max_model_len or spec.max_position
+        num_pages = options.num_pages or -(-max(_DEFAULT_POOL_TOKENS, max_model_len) // options.page_size)
+        threads = options.threads or default_threads()
+        library = load_library()
+        native = NativeOptions(
+            threads=threads,
+            isa=options.isa,
+            activation_bits=options.activation_bits,
+            page_size=options.page_size,
+            num_pages=num_pages,
+            max_rows=options.max_step_tokens,
+            max_position=max_model_len,
+        )
+        self.model = NativeModel(library, spec, weights, native, report)
+        self._sampler = NativeSampler(library.handle, spec.vocab_size, options.max_slots)
+        self._info = EngineInfo(
+            num_layers=spec.num_layers,
+            hidden_size=spec.hidden_size,
+            vocab_size=spec.vocab_size,
+            max_model_len=max_model_len,
+            page_size=options.page_size,
+            num_pages=num_pages,
+            max_slots=options.max_slots,
+            max_step_tokens=options.max_step_tokens,
+            depth=1,
+            description=f"native: {spec.family}, {self.model.isa}, {threads} threads, "
+            f"{options.activation_bits}-bit activations",
+        )
+        pool_mb = num_pages * kv_page_bytes(spec, options.page_size) / 2**20
+        #: Lines for the start-up table.
+        self.facts = {
+            "kernels": self.model.isa,
+            "threads": str(threads),
+            "activations": f"{options.activation_bits} bits",
+            "KV memory": f"{pool_mb:,.0f} MB, touched as used",
+        }
+        self._slots: dict[int, _Slot] = {}
+        self._plan: StepPlan | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def submit(self, plan: StepPlan) -> int:
+        check_plan(plan, self._info)
+        with self._lock:
+            if self._plan is not None:
+                raise ValueError("a plan is outstanding, the engine's depth is 1")
+            self._plan = plan
+            self.model.cancel(False)
+        return plan.step_id
+
+    def poll(self, timeout_s: float | None = None) -> StepResult | None:
+        """Runs the outstanding plan; the timeout does not cut it short (`interrupt` does)."""
+        plan = self._plan
+        if plan is None:
+            return None
+        started_s = time.perf_counter()
+        try:
+            output = self._run(plan)
+        finally:
+            with self._lock:
+                self._plan = None
+        elapsed_ms = (time.perf_counter() - started_s) * 1000.0
+        return _result(plan, output, elapsed_ms)
+
+    def interrupt(self, step_id: int) -> None:
+        with self._lock:
+            if self._plan is not None and self._plan.step_id == step_id:
+                self.model.cancel()
+
+    def progress(self) -> int:
+        return self.model.progress()
+
+    def set_threads(self, threads: int) -> None:
+        """Between steps."""
+        self.model.set_threads(threads)
+
+    def close(self) -> None:
+        self._sampler.close()
+        self.model.close()
+
+    def _run(self, plan: StepPlan) -> _Output | None:
+        """None: interrupted, and nothing of the plan counts."""
+        output = _Output()
+        for init in plan.inits:
+            self._bind(init)
+        starts, lengths, sample, tables = plan.starts, plan.lengths, plan.sample, plan.block_tables
+        tokens, keep = self._resolve(plan, output)
+        whole = not output.failures
+        if not whole:
+            kept = [i for i in range(len(plan.slots)) if i not in output.failures]
+            rows = np.repeat([i not in output.failures for i in range(len(plan.slots))], lengths)
+            starts, lengths, sample, tables = starts[kept], lengths[kept], sample[kept], tables[kept]
+            tokens, keep = tokens[rows], keep[kept]
+        else:
+            kept = list(range(len(plan.slots)))
+        residual = plan.residual if whole or plan.residual is None else np.ascontiguousarray(plan.residual[rows])
+        computed = self.model.step(
+            starts, lengths, sample, tokens, tables,
+            layers=(plan.layer_begin, plan.layer_end), residual=residual, keep_hidden=keep if keep.any() else None,
+        )  # fmt: skip
+        if computed is None:
+            return None
+        if not whole and plan.residual is not None and residual is not None:
+            plan.residual[rows] = residual
+        if plan.layer_end == self._info.num_layers:
+            self._finish(plan, kept, keep, *computed, output)
+        for slot in plan.releases:
+            self._slots.pop(slot, None)
+        return output
+
+    def _bind(self, init: SlotInit) -> None:
+        self._sampler.reset(init.slot, init.sampling, init.history, init.num_prompt)
+        self._slots[init.slot] = _Slot(init.sampling, init.history.tolist(), init.num_prompt)
+
+    def _resolve(self, plan: StepPlan, output: _Output) -> tuple[Int32s, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+        """Tokens with PENDING ones filled in, and which segments want prompt log-probabilities; bad segments fail."""
+        tokens = plan.tokens
+        if (tokens == PENDING_TOKEN).any():
+            tokens = tokens.copy()
+        keep = np.zeros(len(plan.slots), np.uint8)
+        row = 0
+        for index, (slot_id, start, length) in enumerate(
+            zip(plan.slots.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)
+        ):
+            slot = self._slots.get(slot_id)
+            problem = self._resolve_segment(slot, tokens[row : row + length], plan.block_tables[index], start)
+            row += length
+            if problem is not None:
+                output.failures[index] = problem
+            elif slot is not None and slot.sampling.prompt_logprobs is not None and start + 1 < slot.num_prompt:
+                keep[index] = 1
+        return tokens, keep
+
+    def _resolve_segment(self, slot: _Slot | None, tokens: Int32s, table: Int32s, start: int) -> str | None:
+        if slot is None:
+            return "the slot holds no request"
+        num_pages = -(-(start + len(tokens)) // self._info.page_size)
+        if len(table) < num_pages or int(table[:num_pages].min()) < 0:
+            return f"the block table has no page for position {start + len(tokens) - 1}"
+        if int(tokens.min()) < 0:
+            for offset in np.flatnonzero(tokens == PENDING_TOKEN).tolist():
+                if start + offset >= len(slot.history):
+                    return f"the token at position {start + offset} is not known"
+                tokens[offset] = slot.history[start + offset]
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self._info.vocab_size:
+            return f"token id {low if low < 0 else high} is outside the vocabulary of {self._info.vocab_size}"
+        return None
+
+    def _finish(
+        self,
+        plan: StepPlan,
+        kept: list[int],
+        keep: np.ndarray[tuple[int, ...], np.dtype[np.uint8]],
+        logits: Float32s,
+        hidden: Float32s,
+        output: _Output,
+    ) -> None:
+        """Prompt log-probabilities and one sampled token per segment that asks."""
+        logits_row = hidden_row = 0
+        for index, wants_prompt in zip(kept, keep.tolist(), strict=True):
+            slot_id, start, length = int(plan.slots[index]), int(plan.starts[index]), int(plan.lengths[index])
+            slot = self._slots[slot_id]
+            try:
+                if wants_prompt:
+                    rows = hidden[hidden_row : hidden_row + length]
+                    hidden_row += length
+                    output.prompt_logprobs[index] = self._prompt_logprobs(slot, start, rows)
+                if plan.sample[index]:
+                    row = logits[logits_row]
+                    logits_row += 1
+                    self._sample(slot_id, slot, start + length, row, index, output)
+            except EngineError as failure:
+                output.failures[index] = str(failure)
+                output.prompt_logprobs.pop(index, None)
+
+    def _sample(
+        self, slot_id: int, slot: _Slot, position: int, logits: Float32s, index: int, output: _Output
+    ) -> None:
+        if len(slot.history) != position:
+            raise EngineError(f"{len(slot.history)} tokens are known, position {position} cannot be sampled")
+        token = self._sampler.sample(slot_id, logits, position)
+        self._sampler.append(slot_id, token)
+        slot.history.append(token)
+        output.tokens[index] = token
+        if slot.sampling.logprobs is not None:
+            output.logprobs[index] = [self._sampler.token_logprob(logits, token, slot.sampling.logprobs)]
+
+    def _prompt_logprobs(self, slot: _Slot, start: int, hidden: Float32s) -> list[TokenLogprob]:
+        """Entries for the rows whose next token is a prompt token."""
+        num_top = slot.sampling.prompt_logprobs or 0
+        known = slot.history[start + 1 : min(start + len(hidden) + 1, slot.num_prompt)]
+        entries: list[TokenLogprob] = []
+        for first in range(0, len(known), _LOGIT_ROWS):
+            targets = known[first : first + _LOGIT_ROWS]
+            block = self.model.logits(hidden[first : first + len(targets)])
+            entries += [
+                self._sampler.token_logprob(row, token, num_top) for row, token in zip(block, targets, strict=True)
+            ]
+        return entries
+
+
+def _result(plan: StepPlan, output: _Output | None, elapsed_ms: float) -> StepResult:
+    counts = np.zeros(len(plan.slots), np.int32)
+    if output is None:
+        return StepResult(plan.step_id, counts, np.zeros(0, np.int32), interrupted=True, elapsed_ms=elapsed_ms)
+    sampled = sorted(output.tokens)
+    counts[sampled] = 1
+    return StepResult(
+        step_id=plan.step_id,
+        counts=counts,
+        tokens=np.array([output.tokens[i] for i in sampled], np.int32),
+        logprobs=output.logprobs,
+        prompt_logprobs=output.prompt_logprobs,
+        failures=output.failures,
+        elapsed_ms=elapsed_ms,
+    )
