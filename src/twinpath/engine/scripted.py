@@ -106,6 +106,8 @@ class _Slot:
         self.num_prompt = init.num_prompt
         self.script = script
         self.answer = script.answer()
+        #: Why it failed: its later segments fail too until it is bound again.
+        self.failure: str | None = None
 
 
 class ScriptedEngine:
@@ -160,8 +162,8 @@ class ScriptedEngine:
         self._queue.popleft()
         if interrupted:
             with self._wake:  # Later plans build on this one.
-                self._interrupted.update(later.step_id for later in self._queue)
                 self._interrupted.discard(plan.step_id)
+                self._interrupted.update(later.step_id for later in self._queue)
             empty = np.zeros(0, np.int32)
             return StepResult(plan.step_id, np.zeros(len(plan.slots), np.int32), empty, interrupted=True)
         result = self._run(plan)
@@ -220,6 +222,11 @@ class ScriptedEngine:
             if slot is None:
                 raise ScriptError(f"slot {plan.slots[index]} is not initialised")
             start = int(plan.starts[index])
+            if slot.failure is not None:
+                failures[index] = slot.failure
+                counts.append(0)
+                begin = end
+                continue
             self._write_kv(slot, start, plan.tokens[begin:end], plan.block_tables[index])
             if slot.sampling.prompt_logprobs is not None:
                 prompt_logprobs[index] = _prompt_logprobs(slot, start, end - begin)
@@ -227,7 +234,7 @@ class ScriptedEngine:
             new_tokens: list[int] = []
             if plan.sample[index]:
                 if slot.script.fail_at is not None and len(slot.history) - slot.num_prompt >= slot.script.fail_at:
-                    failures[index] = "scripted failure"
+                    failures[index] = slot.failure = "scripted failure"
                 else:
                     new_tokens = self._sample(slot, start + int(plan.lengths[index]))
             if new_tokens and slot.sampling.logprobs is not None:

@@ -137,6 +137,8 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can run until a result is committed or a request is added."""
+        if self._outstanding and self._outstanding[0].void:
+            return None  # A new plan behind void ones could be taken for one that builds on them.
         rows: list[Row] = []
         budget = self.limits.max_num_batched_tokens
         for sequence in self.policy.order(self._running):

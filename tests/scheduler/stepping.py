@@ -1,0 +1,92 @@
+"""Drives a scheduler over the scripted engine by hand, one verb at a time, and keeps what each request was told."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from twinpath.engine.scripted import END_ID, Script, ScriptedEngine, ScriptedShape, ScriptFile
+from twinpath.scheduler import Scheduler, SchedulerLimits
+from twinpath.types import ErrorEvent, Event, FinishEvent, Request, SamplingParams, TokensEvent
+
+
+def make_request(request_id: str, prompt: bytes | str, max_tokens: int = 64, **settings: object) -> Request:
+    """Greedy, ended by END_ID; `cache_salt` and sampling fields by name."""
+    salt = str(settings.pop("cache_salt", ""))
+    stops = settings.pop("stop_token_ids", (END_ID,))
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=stops, **settings)  # type: ignore[arg-type]
+    prompt_ids = list(prompt.encode() if isinstance(prompt, str) else prompt)
+    return Request(request_id=request_id, prompt_ids=prompt_ids, sampling=sampling, cache_salt=salt)
+
+
+class Bench:
+    """Scheduler and engine; `told` maps request id to its events."""
+
+    def __init__(
+        self,
+        *scripts: Script,
+        max_num_seqs: int = 8,
+        step_tokens: int = 64,
+        prefix_caching: bool = True,
+        **shape: object,
+    ) -> None:
+        script = ScriptFile(scripts=scripts, engine=ScriptedShape(**shape))  # type: ignore[arg-type]
+        self.engine = ScriptedEngine(script, keep_plans=True)
+        limits = SchedulerLimits(max_num_seqs, step_tokens, prefix_caching)
+        self.scheduler = Scheduler(self.engine.info, limits)
+        self.told: dict[str, list[Event]] = defaultdict(list)
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self._note(self.scheduler.add(request))
+
+    def cancel(self, request_id: str) -> None:
+        self._note(self.scheduler.cancel(request_id))
+
+    def submit(self) -> bool:
+        """Plan and submit one step; False when there is nothing to plan."""
+        plan = self.scheduler.plan()
+        self.scheduler.check_integrity()
+        if plan is not None:
+            self.engine.submit(plan)
+        return plan is not None
+
+    def collect(self) -> None:
+        """Poll and commit the oldest step."""
+        result = self.engine.poll()
+        assert result is not None
+        self._note(self.scheduler.commit(result))
+        self.scheduler.check_integrity()
+
+    def turn(self) -> bool:
+        """Fill the engine's depth, then commit one step; False when all is quiet."""
+        while self.scheduler.num_outstanding < self.engine.info.depth and self.submit():
+            pass
+        if not self.scheduler.num_outstanding:
+            return False
+        self.collect()
+        return True
+
+    def run(self, max_turns: int = 10_000) -> None:
+        for _ in range(max_turns):
+            if not self.turn():
+                return
+        raise AssertionError(f"not quiet after {max_turns} turns")
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for event in self.told[request_id] if isinstance(event, TokensEvent) for token in event.token_ids]
+
+    def end(self, request_id: str) -> FinishEvent | ErrorEvent:
+        """The terminal event: exactly one, and last."""
+        events = self.told[request_id]
+        terminal = [event for event in events if not isinstance(event, TokensEvent)]
+        assert len(terminal) == 1 and events[-1] is terminal[0], events
+        return terminal[0]
+
+    def finish(self, request_id: str) -> FinishEvent:
+        event = self.end(request_id)
+        assert isinstance(event, FinishEvent), event
+        return event
+
+    def _note(self, events: list[Event]) -> None:
+        for event in events:
+            self.told[event.request_id].append(event)
