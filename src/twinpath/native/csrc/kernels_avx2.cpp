@@ -1,0 +1,19 @@
+// AVX2 kernels (with FMA and F16C): what most laptops and CI machines run.
+#include "kernels.h"
+
+#include <immintrin.h>
+
+namespace tp {
+namespace {
+
+#include "vec_avx2.h"
+#include "quant_avx2.h"
+#include "kernels_impl.h"
+
+constexpr Kernels kTable = TP_KERNEL_TABLE("avx2");
+
+}  // namespace
+
+const Kernels* kernels_avx2() { return &kTable; }
+
+}  // namespace tp
