@@ -22,7 +22,7 @@ from typing import Any
 import uvloop
 
 from benchmarks import answers, footprint, http_cost, over_http, prefix, steps
-from benchmarks.peers import find_peers, install_peers
+from benchmarks.peers import LLAMA_CMAKE_ARGS, find_peers, install_peers
 from benchmarks.settings import ROOT, Settings
 from benchmarks.table import Row, render
 from twinpath import __version__
@@ -52,13 +52,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="GGUF file, or an alias, which is fetched once")
     parser.add_argument("--rounds", type=int, default=7, help="paired rounds (default 7)")
     parser.add_argument("--threads", default="1,2", help="thread counts to try (default 1,2)")
-    parser.add_argument("--isa", default="auto", help="twinpath's kernel set, for comparisons (default auto)")
+    parser.add_argument(
+        "--isa", choices=sorted(LLAMA_CMAKE_ARGS), default="auto", help="hold everybody back to a kernel set"
+    )
     parser.add_argument("--formats", default="", help="also run the pieces on these forms of the weights, as Q8_0,Q4_0")
     parser.add_argument(
         "--formats-dir", type=Path, default=ROOT.parent / "build" / "formats", help="where they are kept"
     )
     parser.add_argument("--with-peers", action="store_true", help="create the peers' environment when it is missing")
-    parser.add_argument("--peers", type=Path, default=ROOT.parent / ".venv-peers", help="the peers' environment")
+    parser.add_argument("--peers", type=Path, help="the peers' environment (default .venv-peers, .venv-peers-avx2)")
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder for the JSON files")
     args = parser.parse_args(argv)
     unknown = [name for name in args.pieces if name not in PIECES]
@@ -93,7 +95,8 @@ def run_piece(name: str, settings: Settings, out: Path, versions: dict[str, str]
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
-    peers = find_peers(args.peers) or (install_peers(args.peers) if args.with_peers else None)
+    folder = args.peers or ROOT.parent / (".venv-peers" if args.isa == "auto" else f".venv-peers-{args.isa}")
+    peers = find_peers(folder) or (install_peers(folder, args.isa) if args.with_peers else None)
     versions = {"twinpath": __version__, **(peers.versions() if peers else {})}
     if peers is None:
         print("peers not installed (--with-peers): twinpath alone", file=sys.stderr)

@@ -9,8 +9,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-#: llama.cpp is compiled here so that it may use every instruction of this machine, as twinpath's native step does.
-LLAMA_CMAKE_ARGS = "-DGGML_NATIVE=ON"
+#: Kernel set -> how llama.cpp is compiled: for every instruction of this machine, or held back as twinpath is.
+LLAMA_CMAKE_ARGS = {
+    "auto": "-DGGML_NATIVE=ON",
+    "avx2": "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON",
+}
+#: The same for OpenVINO, whose kernels are generated when a model loads.
+OPENVINO_ENVIRONMENT = {"auto": {}, "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"}}
 PACKAGES = ("openvino", "openvino-genai", "openvino-tokenizers", "numpy<2.4")
 VERSIONS_CODE = """
 import importlib.metadata as m, json
@@ -41,13 +46,13 @@ def find_peers(folder: Path) -> Peers | None:
     return Peers(python) if python.exists() else None
 
 
-def install_peers(folder: Path) -> Peers:
+def install_peers(folder: Path, isa: str) -> Peers:
     """Create `folder` and install llama-cpp-python (compiled, a few minutes) and OpenVINO GenAI into it."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, *PACKAGES], check=True)
-    environment = {**os.environ, "CMAKE_ARGS": LLAMA_CMAKE_ARGS}
+    environment = {**os.environ, "CMAKE_ARGS": LLAMA_CMAKE_ARGS[isa]}
     llama = ["--no-binary", "llama-cpp-python", "llama-cpp-python[server]"]
     subprocess.run([*pip, *llama], check=True, env=environment)
     return Peers(python)

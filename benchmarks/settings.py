@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers import Peers
+from benchmarks.peers import OPENVINO_ENVIRONMENT, Peers
 from benchmarks.worker import Worker
 
 ROOT = Path(__file__).resolve().parent
@@ -47,7 +47,8 @@ class Settings:
         if system == "twinpath":
             flags = ("--isa", self.isa, *flags)
         argv = [python, f"{system}_steps.py", str(model or self.model), "--threads", str(threads), *flags]
-        return Worker(name, argv, self.log_dir / f"{name.replace(' ', '-')}.log")
+        environment = OPENVINO_ENVIRONMENT[self.isa] if system == "openvino" else {}
+        return Worker(name, argv, self.log_dir / f"{name.replace(' ', '-')}.log", environment)
 
     def _peers(self) -> Peers:
         if self.peers is None:
