@@ -13,6 +13,8 @@ from twinpath.model.spec import ModelSpec
 #: Pages for this many tokens where memory does not decide (CPU: touched lazily, so unused pages cost nothing).
 _DEFAULT_POOL_TOKENS = 16_384
 
+Dtype = Literal["float32", "bfloat16", "float16"]
+
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -21,7 +23,7 @@ class ReferenceOptions:
     """What `ReferenceEngine` needs beside the model."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Dtype = "float32"
     page_size: int = 32
     #: None: on CUDA what free memory allows, on CPU 16,384 tokens or the window, whichever is more.
     num_pages: int | None = None
@@ -44,12 +46,14 @@ def activation_bytes(spec: ModelSpec, options: ReferenceOptions, max_model_len: 
     """Upper estimate of what one full step holds beside weights and pages.
 
     Per row: the residual, q, k, v, the attention output and the MLP's two halves in float32, twice over (in and out of
-    an operation); per head the scores of all rows over the whole window; logits of 64 rows.
+    an operation). Per position of one segment: keys and values as gathered and once for each query head, and the mask
+    for every row (a byte, then a float). And logits, of 64 prompt rows or one per slot.
     """
     heads = spec.num_heads + 2 * spec.num_kv_heads
     per_row = 4 * (4 * spec.hidden_size + 2 * heads * spec.head_dim + 3 * spec.intermediate_size)
-    context = 4 * max_model_len * spec.num_heads * (spec.head_dim * 4 + options.max_step_tokens)
-    return 2 * options.max_step_tokens * per_row + context + 64 * spec.vocab_size * 12
+    per_position = 2 * heads * spec.head_dim * _DTYPE_BYTES[options.dtype] + 5 * options.max_step_tokens
+    logits = 12 * max(64, options.max_slots) * spec.vocab_size
+    return 2 * options.max_step_tokens * per_row + max_model_len * per_position + logits
 
 
 def num_pages_that_fit(
@@ -61,10 +65,10 @@ def num_pages_that_fit(
 
 
 def default_num_pages(spec: ModelSpec, options: ReferenceOptions, max_model_len: int) -> int:
-    """Pool size when none was asked for; on CUDA call it after the weights are loaded.
+    """Pool size when none was asked for; on CUDA call it after the weights are loaded. It may be less than the window.
 
     Raises:
-        UserError: the device cannot hold even one sequence of `max_model_len` tokens.
+        UserError: the device cannot hold one page.
     """
     if options.device == "cpu":
         return -(-max(_DEFAULT_POOL_TOKENS, max_model_len) // options.page_size)
@@ -72,11 +76,11 @@ def default_num_pages(spec: ModelSpec, options: ReferenceOptions, max_model_len:
     free, total = torch.cuda.mem_get_info()
     reserve = activation_bytes(spec, options, max_model_len)
     num_pages = num_pages_that_fit(free, total, reserve, page_bytes(spec, options), options.gpu_memory_utilization)
-    needed = -(-max_model_len // options.page_size)
-    if num_pages < needed:
+    if num_pages == 0:
         raise UserError(
-            f"GPU memory holds {num_pages * options.page_size} tokens of KV, the window is {max_model_len}: "
-            f"lower --max-model-len or raise --gpu-memory-utilization (now {options.gpu_memory_utilization:g})"
+            f"no GPU memory is left for KV: {free / 1e9:.1f} of {total / 1e9:.1f} GB are free, a step keeps "
+            f"{reserve / 1e9:.1f} GB, gpu_memory_utilization is {options.gpu_memory_utilization:g}; "
+            "lower max_model_len or max_num_batched_tokens"
         )
     return num_pages
 

@@ -153,13 +153,15 @@ class ReferenceModel:
             mask = key <= query
             if window is not None:
                 mask &= key > query - window
+        # Every query head its own keys: torch's memory-saving kernels on CUDA know no shared ones.
+        group = self.spec.num_heads // self.spec.num_kv_heads
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         out = F.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
             k.transpose(0, 1)[None],
             v.transpose(0, 1)[None],
             attn_mask=mask,
             scale=self.spec.attn_scale,
-            enable_gqa=self.spec.num_heads != self.spec.num_kv_heads,
         )
         return out[0].transpose(0, 1)
 
