@@ -26,6 +26,10 @@ def token_text(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
+def _is_part_of_character(raw: bytes) -> bool:
+    return token_text(raw).startswith("bytes:") and not raw.startswith(b"bytes:")
+
+
 def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], num_top: int) -> list[ChatLogprob]:
     """`choices[].logprobs.content`: one entry per output token, the end token included, so that it has the length usage says."""
     entries = []
@@ -72,5 +76,5 @@ class LegacyLogprobs:
         block.top_logprobs.append(top)
         block.text_offset.append(self._offset)
         # Control tokens are not part of the text; a character counts at its first byte.
-        if self._tokenizer.decode([token_id]):
+        if _is_part_of_character(raw) or self._tokenizer.decode([token_id]):
             self._offset += sum(1 for byte in raw if byte & 0xC0 != 0x80)

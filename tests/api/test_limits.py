@@ -1,0 +1,128 @@
+"""Windows, pools, bodies, connections: what is too large is refused at once and recognisably."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from api.live_server import LiveServer, Setup, live_server
+from api.test_bad_input import CHAT, COMPLETIONS, refusal
+from twinpath.engine.scripted import ScriptedShape
+
+
+@pytest.fixture
+def small(request: pytest.FixtureRequest) -> Any:
+    """A server with a 400-token window."""
+    with live_server(Setup(shape=ScriptedShape(max_model_len=400), http={"max_body_bytes": 4096})) as server:
+        yield server
+
+
+def overflow(server: LiveServer, path: str, num_chars: int, **fields: Any) -> dict[str, Any]:
+    prompt = "p" * num_chars
+    body = {"messages": [{"role": "user", "content": prompt}]} if path == CHAT else {"prompt": prompt}
+    return refusal(server.post(path, {**body, **fields}))
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_b1_11_over_long_prompts_are_recognisable(small: LiveServer, path: str, streamed: bool) -> None:
+    error = overflow(small, path, 600, stream=streamed)
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == ("messages" if path == CHAT else "prompt")
+    # Chat adds begin, user, end and assistant markers.
+    num_prompt = 604 if path == CHAT else 600
+    assert "This model's maximum context length is 400 tokens" in error["message"]
+    assert str(num_prompt) in error["message"]
+    assert "rate limit" not in error["message"]
+
+
+def test_the_last_prompt_that_fits_answers_with_one_token(small: LiveServer) -> None:
+    assert small.complete("p" * 400).status_code == 400
+    answer = small.complete("p" * 399).json()
+    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_prompts_above_the_kv_pool_are_refused_at_once() -> None:
+    shape = ScriptedShape(max_model_len=4096, num_pages=20, page_size=16)
+    with live_server(Setup(shape=shape)) as server:
+        error = overflow(server, CHAT, 1000)
+        assert error["code"] == "context_length_exceeded"
+        assert "maximum context length is 320 tokens" in error["message"]
+        assert server.chat("fits").status_code == 200
+
+
+def test_bodies_above_the_limit_are_413_before_they_are_read(small: LiveServer) -> None:
+    answer = small.post(CHAT, b'{"messages": "' + b"x" * 10_000 + b'"}')
+    assert "4096" in refusal(answer, 413)["message"]
+
+
+def test_chunked_bodies_above_the_limit_are_413(small: LiveServer) -> None:
+    with small.client() as client:
+        answer = client.post(
+            CHAT, content=(b"x" * 1000 for _ in range(10)), headers={"content-type": "application/json"}
+        )
+    refusal(answer, 413)
+
+
+def test_a_declared_length_above_the_limit_is_answered_without_the_body(small: LiveServer) -> None:
+    with socket.create_connection(("127.0.0.1", small.port), timeout=5) as raw:
+        raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
+        assert b" 413 " in raw.recv(4096)
+
+
+def test_huge_headers_are_431_in_the_envelope(small: LiveServer) -> None:
+    for head in (b"x-big: " + b"a" * 100_000 + b"\r\n", b"".join(b"x-%d: a\r\n" % n for n in range(300))):
+        answer = raw_exchange(small.port, b"GET /health HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n")
+        status, body = split(answer)
+        assert status == 431
+        assert json.loads(body)["error"]["message"]
+
+
+def test_bytes_that_are_not_http_get_a_400_in_the_envelope(small: LiveServer) -> None:
+    for junk in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"HELLO\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
+        status, body = split(raw_exchange(small.port, junk))
+        assert status == 400
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_connections_above_the_limit_hear_a_503() -> None:
+    with live_server(Setup(http={"max_connections": 3})) as server:
+        assert server.chat().status_code == 200  # One connection is the test client's own.
+        held = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(2)]
+        server.wait_until(lambda: len(server.server.server_state.connections) >= 3, "connections are counted")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as extra:
+            status, body = split(read_all(extra))
+            assert status == 503
+            assert "connections" in json.loads(body)["error"]["message"]
+        for connection in held:
+            connection.close()
+        server.wait_until(lambda: len(server.server.server_state.connections) <= 1, "connections are given back")
+        assert server.chat().status_code == 200
+
+
+def raw_exchange(port: int, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+        try:
+            raw.sendall(request)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        return read_all(raw)
+
+
+def read_all(raw: socket.socket) -> bytes:
+    data = b""
+    try:
+        while part := raw.recv(65536):
+            data += part
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def split(answer: bytes) -> tuple[int, bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), body
