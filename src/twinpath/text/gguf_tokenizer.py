@@ -20,18 +20,32 @@ from twinpath.text.tokenizer import Tokenizer, TokenizerRules
 #: `tokenizer.ggml.token_type` values. Source: llama.cpp `llama.h`, enum llama_token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _KEY = "tokenizer.ggml."
+#: Begin or end a turn wherever they occur; some converters typed them as ordinary words. (`</s>` is not among them: it is
+#: an HTML tag to Gemma.) Source: llama.cpp, `llama_vocab::impl::load`, the tokens it overrides to control.
+TURN_SPELLINGS = (
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|begin_of_text|>",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
     tokens: list[str]
+    ids: dict[str, int]
     types: NDArray[np.int64]
 
     def of_type(self, *types: int) -> list[str]:
         return list(compress(self.tokens, np.isin(self.types, types).tolist()))
-
-    def ids(self) -> dict[str, int]:
-        return {token: token_id for token_id, token in enumerate(self.tokens)}
 
 
 def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
@@ -67,7 +81,11 @@ def _read_vocabulary(file: GgufFile) -> _Vocabulary:
     checked = np.full(len(tokens), _NORMAL) if types is None else types.astype(np.int64)
     if checked.size != len(tokens):
         raise ModelLoadError(f"{file.path}: '{_KEY}token_type' has {checked.size} items for {len(tokens)} tokens")
-    return _Vocabulary(tokens, checked)
+    ids = {token: token_id for token_id, token in enumerate(tokens)}
+    turns = [ids.get(spelling) for spelling in TURN_SPELLINGS]
+    named = [token_id_of(file, name, len(tokens)) for name in ("bos", "eos", "eot", "eom")]
+    checked[[token_id for token_id in (*turns, *named) if token_id is not None]] = _CONTROL
+    return _Vocabulary(tokens, ids, checked)
 
 
 def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, TokenizerRules]:
@@ -81,7 +99,7 @@ def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> tuple[tokenizers.Tok
     if lines is None:
         raise ModelLoadError(f"{file.path}: metadata '{_KEY}merges' is missing")
     merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
-    backend = tokenizers.Tokenizer(_bpe(file, vocabulary.ids(), merges, ignore_merges=splitter.ignore_merges))
+    backend = tokenizers.Tokenizer(_bpe(file, vocabulary.ids, merges, ignore_merges=splitter.ignore_merges))
     backend.pre_tokenizer = splitter.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
     normalizer = splitter.normalizer()
@@ -97,7 +115,7 @@ def _sentencepiece(file: GgufFile, vocabulary: _Vocabulary) -> tuple[tokenizers.
     unknown = token_id_of(file, "unknown", len(vocabulary.tokens))
     merges = merges_from_scores(vocabulary.tokens, scores.astype(np.float64), vocabulary.types == _NORMAL)
     unknown_token = vocabulary.tokens[unknown] if unknown is not None else None
-    model = _bpe(file, vocabulary.ids(), merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=True)
+    model = _bpe(file, vocabulary.ids, merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
     prefix = file.flag(_KEY + "add_space_prefix")
     prefix = True if prefix is None else prefix
