@@ -1,0 +1,127 @@
+// AVX-512 kernels; the integer products use VNNI (vpdpbusd: four unsigned x signed byte products per lane and instruction).
+#include <immintrin.h>
+
+#include "kernels.h"
+
+namespace tp {
+namespace {
+
+#include "vec_avx512.h"
+
+template <int kBits>
+inline void quantize_block(const float* x, int8_t* planes, BlockNote* note) {
+    constexpr float kTop = kBits == 16 ? 32639.0f : 127.0f;
+    const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+    const __m512i absolute = _mm512_set1_epi32(0x7fffffff);
+    // Compared as integers so that a not-a-number is the greatest and reaches the scale.
+    const int32_t top_bits = _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), absolute),
+                                                                      _mm512_and_si512(_mm512_castps_si512(b), absolute)));
+    const float top = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(top_bits)));
+    const bool usable = top > 1e-30f && top_bits < 0x7f800000;
+    const __m512 inverse = _mm512_set1_ps(usable ? kTop / top : 0.0f);
+    const __mmask16 all = usable ? 0xffff : 0;
+    const __m512i qa = _mm512_maskz_cvtps_epi32(all, _mm512_mul_ps(a, inverse));
+    const __m512i qb = _mm512_maskz_cvtps_epi32(all, _mm512_mul_ps(b, inverse));
+    const int32_t first = _mm512_reduce_add_epi32(qa), sum = first + _mm512_reduce_add_epi32(qb);
+    if constexpr (kBits == 16) {
+        const __m512i half = _mm512_set1_epi32(128);
+        const __m512i ha = _mm512_srai_epi32(_mm512_add_epi32(qa, half), 8), hb = _mm512_srai_epi32(_mm512_add_epi32(qb, half), 8);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(planes), _mm512_cvtepi32_epi8(ha));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(planes + 16), _mm512_cvtepi32_epi8(hb));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(planes + 32), _mm512_cvtepi32_epi8(qa));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(planes + 48), _mm512_cvtepi32_epi8(qb));
+    } else {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(planes), _mm512_cvtepi32_epi8(qa));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(planes + 16), _mm512_cvtepi32_epi8(qb));
+    }
+    note->scale = top > 1e-30f || top_bits >= 0x7f800000 ? top / kTop : 0.0f;
+    note->scaled_sum = note->scale * static_cast<float>(sum);
+    note->sum = sum;
+    note->first_sum = first;
+}
+
+inline __m512i cell(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline __m512i four(const int8_t* p) {
+    int32_t v;
+    __builtin_memcpy(&v, p, 4);
+    return _mm512_set1_epi32(v);
+}
+
+// Integer totals of columns [kFirst, kFirst + kCount) (in cells of four) for one token.
+template <int kBits, int kFirst, int kCount>
+inline __m512i total(const __m512i* w, const int8_t* x) {
+    __m512i high = _mm512_setzero_si512();
+    for (int j = 0; j < kCount; ++j) high = _mm512_dpbusd_epi32(high, w[kFirst + j], four(x + 4 * (kFirst + j)));
+    if constexpr (kBits == 8) return high;
+    high = _mm512_slli_epi32(high, 8);
+    __m512i low = _mm512_setzero_si512();
+    for (int j = 0; j < kCount; ++j) low = _mm512_dpbusd_epi32(low, w[kFirst + j], four(x + kBlock + 4 * (kFirst + j)));
+    return _mm512_add_epi32(high, low);
+}
+
+template <Format F>
+inline void load_codes(const uint8_t* p, __m512i* w) {
+    if constexpr (format_info(F).code_bits == 4) {
+        const __m512i mask = _mm512_set1_epi8(15);
+        for (int j = 0; j < 4; ++j) {
+            const __m512i c = cell(p + 64 * j);
+            w[j] = _mm512_and_si512(c, mask);
+            w[4 + j] = _mm512_and_si512(_mm512_srli_epi16(c, 4), mask);
+        }
+    } else {
+        for (int j = 0; j < 8; ++j) w[j] = cell(p + 64 * j);
+    }
+}
+
+template <Format F>
+inline V load_scale(const uint8_t* p, int which) {
+    if constexpr (format_info(F).wide_scales) return vload(reinterpret_cast<const float*>(p) + which * kGroup);
+    else return vload_f16(reinterpret_cast<const uint16_t*>(p) + which * kGroup);
+}
+
+inline __m512 less_zero(__m512i total, int32_t inputs, int shift) {
+    if (shift >= 0) total = _mm512_sub_epi32(total, _mm512_set1_epi32(inputs << shift));
+    return _mm512_cvtepi32_ps(total);
+}
+
+template <Format F, int kBits, int T>
+inline void quant_tile(const uint8_t* codes, const uint8_t* scales, int num_blocks, const int8_t* planes, const BlockNote* notes,
+                       V* sum) {
+    constexpr FormatInfo kInfo = format_info(F);
+    V acc[T];
+    for (int t = 0; t < T; ++t) acc[t] = vzero();
+    const int64_t plane_stride = static_cast<int64_t>(num_blocks) * 2 * kBlock;
+    for (int b = 0; b < num_blocks; ++b, codes += code_bytes(F), scales += scale_bytes(F)) {
+        __m512i w[8];
+        load_codes<F>(codes, w);
+        const V scale = load_scale<F>(scales, 0);
+        V second = vzero();
+        if constexpr (kInfo.has_min || kInfo.half_scales) second = load_scale<F>(scales, 1);
+        const int8_t* x = planes + b * 2 * kBlock;
+        const BlockNote* note = notes + b;
+        for (int t = 0; t < T; ++t, x += plane_stride, note += num_blocks) {
+            const V factor = vset(note->scale);
+            if constexpr (kInfo.half_scales) {
+                const V first = less_zero(total<kBits, 0, 4>(w, x), note->first_sum, kInfo.zero_shift);
+                const V last = less_zero(total<kBits, 4, 4>(w, x), note->sum - note->first_sum, kInfo.zero_shift);
+                acc[t] = vfma(first, vmul(scale, factor), acc[t]);
+                acc[t] = vfma(last, vmul(second, factor), acc[t]);
+            } else {
+                const V value = less_zero(total<kBits, 0, 8>(w, x), note->sum, kInfo.zero_shift);
+                acc[t] = vfma(value, vmul(scale, factor), acc[t]);
+            }
+            if constexpr (kInfo.has_min) acc[t] = vfma(second, vset(note->scaled_sum), acc[t]);
+        }
+    }
+    for (int t = 0; t < T; ++t) sum[t] = acc[t];
+}
+
+#include "kernels_impl.h"
+
+constexpr Kernels kTable = TP_KERNEL_TABLE("avx512vnni");
+
+}  // namespace
+
+const Kernels* kernels_avx512vnni() { return &kTable; }
+
+}  // namespace tp
