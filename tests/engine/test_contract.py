@@ -10,6 +10,7 @@ import pytest
 from engine.random_models import SPECS, VOCAB_SIZE, random_weights
 from engine.step_driver import Driver, Segment, Sequence, tokens_of
 from twinpath.contracts import Engine
+from twinpath.engine.cpu import CpuEngine, CpuOptions
 from twinpath.engine.reference import ReferenceEngine
 from twinpath.engine.reference_memory import ReferenceOptions
 from twinpath.errors import EngineError
@@ -20,6 +21,8 @@ from twinpath.types import PENDING_TOKEN, StepResult
 #: Its embedding row is not finite (see `model`): whoever uses it must fail alone. Nobody samples it (see `driver`).
 POISON = VOCAB_SIZE - 1
 PROMPTS = {0: list(range(3, 40)), 1: [90, 17, 4], 2: [int(i) for i in np.random.default_rng(3).integers(3, 150, 26)]}
+PAGE_SIZE = 16
+NUM_PAGES = 48
 Build = Callable[[ModelSpec, Weights], Engine]
 
 
@@ -27,8 +30,8 @@ def _reference(depth: int, device: str = "cpu") -> Build:
     def build(spec: ModelSpec, weights: Weights) -> Engine:
         options = ReferenceOptions(
             device="cuda" if device == "cuda" else "cpu",
-            page_size=8,
-            num_pages=96,
+            page_size=PAGE_SIZE,
+            num_pages=NUM_PAGES,
             max_slots=6,
             max_step_tokens=128,
             depth=depth,
@@ -38,9 +41,21 @@ def _reference(depth: int, device: str = "cpu") -> Build:
     return build
 
 
+def _native(isa: str) -> Build:
+    def build(spec: ModelSpec, weights: Weights) -> Engine:
+        options = CpuOptions(
+            threads=2, isa=isa, page_size=PAGE_SIZE, num_pages=NUM_PAGES, max_slots=6, max_step_tokens=128
+        )
+        return CpuEngine(spec, weights, options)
+
+    return build
+
+
 ENGINES = [
     pytest.param(_reference(1), id="reference-1"),
     pytest.param(_reference(3), id="reference-3"),
+    pytest.param(_native("auto"), id="native"),
+    pytest.param(_native("portable"), id="native-portable"),
     pytest.param(_reference(3, "cuda"), id="reference-cuda-3", marks=pytest.mark.gpu),
 ]
 
@@ -194,6 +209,23 @@ def test_a_bad_request_fails_alone(driver: Driver, bad: list[int]) -> None:
         while len(sequence.outputs) < 4:
             driver.run([driver.chunk(sequence)])
         assert sequence.outputs == right[sequence.slot]
+
+
+def test_failing_prompt_logprobs_leave_the_others_their_rows(driver: Driver) -> None:
+    right = [alone(driver, PROMPTS[slot], 1) for slot in (0, 1)]
+    before, after = driver.sequence(0, PROMPTS[0], prompt_logprobs=0), driver.sequence(1, PROMPTS[1])
+    wrong = driver.sequence(2, [5, POISON, 9], prompt_logprobs=0)
+    everyone = [before, wrong, after]
+    result = driver.run([driver.chunk(s) for s in everyone], inits=everyone)
+    assert list(result.failures) == [1]
+    assert list(result.prompt_logprobs) == [0]
+    assert tokens_of(result) == [right[0], [], right[1]]
+
+
+def test_a_plan_may_consist_of_failures(driver: Driver) -> None:
+    wrong = driver.sequence(0, [VOCAB_SIZE])
+    result = driver.run([driver.chunk(wrong)], inits=[wrong])
+    assert (list(result.failures), result.counts.tolist(), result.tokens.tolist()) == ([0], [0], [])
 
 
 def test_a_missing_page_fails_only_its_segment(driver: Driver) -> None:
