@@ -15,13 +15,12 @@ import traceback
 from collections.abc import Callable
 from time import monotonic
 
-from twinpath.config import EngineConfig
 from twinpath.contracts import Engine
 from twinpath.errors import TwinpathError, UserError
 from twinpath.ipc import ChannelClosed, SocketChannel
 from twinpath.ipc.messages import Fatal, LoadProgress, Ready
 from twinpath.ipc.settings import WorkerSettings, decode_settings
-from twinpath.scheduler import EngineLoop, HeartbeatThread, Scheduler, resolve_limits
+from twinpath.scheduler import EngineLoop, HeartbeatThread, Scheduler, resolve_limits, resolve_step_tokens
 
 _PR_SET_PDEATHSIG = 1
 
@@ -58,7 +57,7 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     def report(done: int, total: int, what: str) -> None:
         channel.send(LoadProgress(done, total, what))
 
-    engine, facts = build_engine(settings.engine, report)
+    engine, facts = build_engine(settings, report)
     limits = resolve_limits(settings.scheduler, engine.info)
     scheduler = Scheduler(engine.info, limits)
     loop = EngineLoop(engine, scheduler, channel)
@@ -79,14 +78,52 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     engine.close()
 
 
-def build_engine(config: EngineConfig, report: Report) -> tuple[Engine, dict[str, str]]:
-    """The engine `config.kind` names, loaded. Imports only what that kind needs."""
+def build_engine(settings: WorkerSettings, report: Report) -> tuple[Engine, dict[str, str]]:
+    """The engine the settings name, loaded, and its lines for the start table. Imports only what that kind needs."""
+    config = settings.engine
     if config.kind == "scripted":
         from twinpath.engine.scripted import ScriptedEngine, load_script
 
         scripted = ScriptedEngine(load_script(config.model_path))
         return scripted, scripted.facts
-    raise UserError(f"no engine of kind {config.kind!r}")
+    if config.kind == "reference":
+        from twinpath.engine.reference_load import open_reference
+
+        reference = open_reference(config, settings.scheduler, report)
+        return reference, reference.facts
+    return _build_native(settings, report)
+
+
+def _build_native(settings: WorkerSettings, report: Report) -> tuple[Engine, dict[str, str]]:
+    from twinpath.engine.cpu import CpuEngine, CpuOptions, kv_page_bytes
+    from twinpath.model.files import files_at
+    from twinpath.model.weights import load_weights, read_spec
+
+    config = settings.engine
+    if config.device != "cpu":
+        raise UserError(f"the native engine runs on the CPU, not on {config.device}; use --engine reference")
+    files = files_at(config.model_path)
+    spec = read_spec(files)
+    if config.max_model_len is not None and config.max_model_len > spec.max_position:
+        raise UserError(f"max_model_len {config.max_model_len} is beyond the model's window of {spec.max_position}")
+    num_pages = None
+    if config.kv_cache_mb is not None:
+        num_pages = config.kv_cache_mb * 2**20 // kv_page_bytes(spec, config.page_size)
+        if num_pages == 0:
+            raise UserError(f"kv_cache_mb {config.kv_cache_mb} holds no page of {config.page_size} tokens")
+    window_tokens = config.max_model_len or spec.max_position
+    options = CpuOptions(
+        threads=config.threads,
+        isa=config.isa,
+        activation_bits=config.activation_bits,
+        page_size=config.page_size,
+        num_pages=num_pages,
+        max_model_len=config.max_model_len,
+        max_slots=settings.scheduler.max_num_seqs,
+        max_step_tokens=resolve_step_tokens(settings.scheduler, "cpu", window_tokens),
+    )
+    engine = CpuEngine(spec, load_weights(files, spec), options, report)
+    return engine, engine.facts
 
 
 def _fatal(channel: SocketChannel, message: str, *, user_error: bool) -> int:

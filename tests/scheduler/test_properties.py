@@ -1,4 +1,4 @@
-"""Whatever is added, cancelled, interrupted and preempted, in whatever order: scripts are told to the letter, nothing leaks.
+"""Whatever is added, cancelled, interrupted and preempted, in any order: scripts are told to the letter, no leak.
 
 The scripted engine keeps a model of KV memory and refuses any plan whose pages do not hold the slot's own history.
 """

@@ -194,7 +194,8 @@ class Supervisor:
                 self.failure = life.fatal
             if num_failed_starts >= (1 if is_first else self._limits.max_failed_starts):
                 self.failure = self.failure or Fatal(f"the engine did not start: {reason}")
-                logger.error("giving up on the engine: %s", self.failure.message)
+                if not is_first:  # Else `start` raises it.
+                    logger.error("giving up on the engine: %s", self.failure.message)
                 self._set_state(ReplicaState.FAILED)
                 return
             self.num_restarts += 1

@@ -7,8 +7,8 @@ not given.
 """
 
 from twinpath.scheduler.heartbeat import HeartbeatThread
-from twinpath.scheduler.limits import resolve_limits
+from twinpath.scheduler.limits import resolve_limits, resolve_step_tokens
 from twinpath.scheduler.loop import EngineLoop
 from twinpath.scheduler.scheduler import Scheduler, SchedulerLimits
 
-__all__ = ["EngineLoop", "HeartbeatThread", "Scheduler", "SchedulerLimits", "resolve_limits"]
+__all__ = ["EngineLoop", "HeartbeatThread", "Scheduler", "SchedulerLimits", "resolve_limits", "resolve_step_tokens"]

@@ -6,10 +6,9 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-
 from twinpath.kv import PagePool, PrefixCache, PrefixKeys
 from twinpath.scheduler.policy import FirstComeFirstServed, Policy
+from twinpath.scheduler.residency import Residency
 from twinpath.scheduler.sequence import Phase, Sequence
 from twinpath.scheduler.step import Row, Step, build_plan
 from twinpath.types import (
@@ -50,8 +49,6 @@ class Scheduler:
         self.info = info
         self.limits = limits
         self.policy: Policy = policy or FirstComeFirstServed()
-        self.pool = PagePool(info.num_pages)
-        self.prefix = PrefixCache(self.pool)
         #: Prompt plus output of one request: the model's window, or all of the pool when that is smaller.
         self.window_tokens = min(info.max_model_len, info.num_pages * info.page_size)
         self.max_running = min(limits.max_num_seqs, info.max_slots, limits.max_num_batched_tokens)
@@ -64,11 +61,16 @@ class Scheduler:
         self._outstanding: deque[Step] = deque()
         self._next_order = 0
         self._next_step_id = 0
-        self._free_slots = list(range(info.max_slots - 1, -1, -1))
-        self._releases: set[int] = set()
-        num_columns = -(-self.window_tokens // info.page_size)
-        self._block_tables = np.full((info.max_slots, num_columns), -1, np.int32)
+        self._residency = Residency(info, self.window_tokens, limits.enable_prefix_caching)
         self._num_replans = 0
+
+    @property
+    def pool(self) -> PagePool:
+        return self._residency.pool
+
+    @property
+    def prefix(self) -> PrefixCache:
+        return self._residency.prefix
 
     @property
     def num_running(self) -> int:
@@ -171,77 +173,45 @@ class Scheduler:
             if sequence.needs_init:
                 sequence.needs_init = False
                 inits.append(SlotInit(sequence.slot, sequence.sampling, sequence.history(), sequence.num_prompt))
-        step = Step(self._next_step_id, rows, tuple(self._releases))
-        self._releases.clear()
+        step = Step(self._next_step_id, rows, self._residency.take_releases())
         self._next_step_id += 1
         self._outstanding.append(step)
-        return build_plan(step, tuple(inits), self._block_tables, self.info.num_layers)
+        return build_plan(step, tuple(inits), self._residency.block_tables, self.info.num_layers)
 
     def _extend_pages(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence the pages of its first `num_tokens` positions; the youngest gives way."""
-        while len(sequence.pages) * self.info.page_size < num_tokens:
-            while not self.pool.num_available:
-                if self._pages_are_coming():
-                    return False
-                victim = self.policy.victim(self._running)
-                self._preempt(victim)
-                if victim is sequence:
-                    return False
-            self._append_page(sequence, self.pool.allocate())
+        while self._residency.needs_page(sequence, num_tokens):
+            if self._residency.extend(sequence):
+                continue
+            if self._pages_are_coming():
+                return False
+            victim = self.policy.victim(self._running)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
         return True
 
     def _pages_are_coming(self) -> bool:
         """Ended and preempted sequences give their pages back once the plans that touch them are committed."""
         return any(row.sequence.phase is not Phase.RUNNING for step in self._outstanding for row in step.rows)
 
-    def _append_page(self, sequence: Sequence, page: int) -> None:
-        self._block_tables[sequence.slot, len(sequence.pages)] = page
-        sequence.pages.append(page)
-
     def _admit(self) -> Sequence | None:
         """Start the oldest waiting sequence when a slot and pages for all its known tokens are there."""
-        if not (self._preempted or self._waiting) or not self._free_slots or len(self._running) >= self.max_running:
+        if not (self._preempted or self._waiting) or len(self._running) >= self.max_running:
             return None
         if any(other.phase is Phase.PREEMPTING for other in self._running):
             return None  # It is older than everyone who waits, and comes first.
         sequence = self._preempted[0] if self._preempted else next(iter(self._waiting.values()))
-        cached = self._find_cached(sequence)
-        num_pages = -(-sequence.num_known // self.info.page_size)
-        num_idle = sum(map(self.pool.is_idle, cached))
-        # One page of headroom for each running sequence: else the newcomer is preempted at the next page border.
-        if num_pages - len(cached) + num_idle + len(self._running) > self.pool.num_available:
+        # One spare page for each running sequence: else the newcomer is preempted at their next page border.
+        if not self._residency.admit(sequence, num_spare_pages=len(self._running)):
             return None
-        self._bind(sequence, cached, num_pages)
-        return sequence
-
-    def _find_cached(self, sequence: Sequence) -> list[int]:
-        """Cached pages of its known tokens; at least one token is left to compute, for its logits."""
-        if not self.limits.enable_prefix_caching or sequence.prompt_logprobs is not None:
-            return []
-        keys = sequence.keys.extend(sequence.tokens, sequence.num_known)
-        return self.prefix.find(keys[: (sequence.num_known - 1) // self.info.page_size])
-
-    def _bind(self, sequence: Sequence, cached: list[int], num_pages: int) -> None:
-        if self._preempted and self._preempted[0] is sequence:
+        if self._preempted:
             del self._preempted[0]
         else:
             del self._waiting[sequence.request_id]
         sequence.phase = Phase.RUNNING
-        sequence.slot = self._free_slots.pop()
-        self._releases.discard(sequence.slot)
         self._running.append(sequence)
-        for page in cached:
-            self.pool.retain(page)
-            self._append_page(sequence, page)
-        for _ in range(num_pages - len(cached)):
-            self._append_page(sequence, self.pool.allocate())
-        num_cached = len(cached) * self.info.page_size
-        sequence.num_planned = sequence.num_computed = num_cached
-        sequence.num_inserted_pages = len(cached)
-        if not sequence.started:
-            sequence.cached_tokens = min(num_cached, sequence.num_prompt)
-            self.prefix.num_queried_tokens += sequence.num_prompt
-            self.prefix.num_hit_tokens += sequence.cached_tokens
+        return sequence
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
@@ -251,7 +221,7 @@ class Scheduler:
 
     def _requeue(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        self._give_back(sequence)
+        self._residency.give_back(sequence)
         sequence.start_over()
         insort(self._preempted, sequence, key=lambda other: other.order)
 
@@ -295,7 +265,7 @@ class Scheduler:
             sequence.num_pending -= row.sample
             if sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
-            self._insert_full_pages(sequence)
+            self._residency.offer_prefix(sequence)
             if row.sample:
                 self._emit(sequence, new_tokens, result.logprobs.get(index), events)
             elif sequence.max_outputs == 0 and sequence.num_computed == sequence.num_known:
@@ -323,15 +293,6 @@ class Scheduler:
             self._end(sequence)
             events.append(FinishEvent(sequence.request_id, reason, sequence.usage))
 
-    def _insert_full_pages(self, sequence: Sequence) -> None:
-        num_full = sequence.num_computed // self.info.page_size
-        if num_full <= sequence.num_inserted_pages or not self.limits.enable_prefix_caching:
-            return
-        keys = sequence.keys.extend(sequence.tokens, sequence.num_computed)
-        for index in range(sequence.num_inserted_pages, num_full):
-            self.prefix.insert(keys[index], sequence.pages[index])
-        sequence.num_inserted_pages = num_full
-
     def _void(self, step: Step) -> None:
         """Nothing of `step` counts. Later outstanding plans build on it: they are void too, all is planned anew."""
         if not step.void:
@@ -341,7 +302,7 @@ class Scheduler:
                 for row in later.rows:
                     if row.sequence.phase is not Phase.DONE:
                         row.sequence.roll_back()
-        self._releases.update(slot for slot in step.releases if slot in self._free_slots)
+        self._residency.return_releases(step.releases)
 
     # --------------------------------------------------------------------------------------------------------- end
 
@@ -362,38 +323,21 @@ class Scheduler:
         if sequence.phase is Phase.PREEMPTING:
             self._requeue(sequence)
         elif sequence.phase is Phase.DONE and sequence.slot >= 0:
-            self._give_back(sequence)
-            sequence.slot = -1
-            sequence.pages = []
-
-    def _give_back(self, sequence: Sequence) -> None:
-        self._block_tables[sequence.slot, : len(sequence.pages)] = -1
-        self.pool.release(reversed(sequence.pages))
-        self._free_slots.append(sequence.slot)
-        self._releases.add(sequence.slot)
+            self._residency.give_back(sequence)
 
     # --------------------------------------------------------------------------------------------------- integrity
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless pages, slots, queues and counters agree. For tests: walks everything."""
-        self.pool.check_integrity()
-        self.prefix.check_integrity()
-        held = {id(row.sequence): row.sequence for step in self._outstanding for row in step.rows}
-        held.update({id(sequence): sequence for sequence in self._running})
-        references = [0] * self.info.num_pages
-        for sequence in held.values():
+        holders = {id(row.sequence): row.sequence for step in self._outstanding for row in step.rows}
+        holders.update({id(sequence): sequence for sequence in self._running})
+        for sequence in holders.values():
             sequence.check_integrity()
-            row = self._block_tables[sequence.slot]
-            assert row[: len(sequence.pages)].tolist() == sequence.pages and (row[len(sequence.pages) :] == -1).all()
-            for page in sequence.pages:
-                references[page] += 1
-        assert references == [self.pool.references(page) for page in range(self.info.num_pages)], "references differ"
-        slots = [sequence.slot for sequence in held.values()]
-        assert sorted(slots + self._free_slots) == list(range(self.info.max_slots)), "a slot is lost or shared"
-        assert not self._releases & set(slots), "a bound slot is to be released"
-        assert [s.order for s in self._running] == sorted(s.order for s in self._running)
+        self._residency.check_integrity(list(holders.values()))
+        orders = [sequence.order for sequence in self._running]
+        assert orders == sorted(orders), "running sequences are not in order of arrival"
         live = [*self._running, *self._preempted, *self._waiting.values()]
-        assert sorted(s.request_id for s in live) == sorted(self._sequences), "a request is lost"
+        assert sorted(sequence.request_id for sequence in live) == sorted(self._sequences), "a request is lost"
 
 
 def _cut(sequence: Sequence, new_tokens: list[int]) -> tuple[list[int], FinishReason | None]:

@@ -120,8 +120,6 @@ class Sequence:
         """Pages and slot are gone; everything known is computed again on resume."""
         self.roll_back()
         self.phase = Phase.WAITING
-        self.slot = -1
-        self.pages = []
         self.num_planned = self.num_computed = self.num_inserted_pages = 0
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = []
