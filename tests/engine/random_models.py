@@ -90,7 +90,7 @@ def random_weights(
         elif rows == 1:
             values, kind = 0.5 * noise, WeightType.F32
         else:
-            scale = cols**-0.25 / spec.embed_scale if name == "embed" else 1.5 * cols**-0.5
+            scale = cols**-0.25 if name == "embed" else 1.5 * cols**-0.5
             values, kind = scale * noise, weight_type
         data = values if kind == WeightType.F32 or quantize is None else quantize(values, kind)
         weights[name] = WeightTensor(name, kind, rows, cols, np.ascontiguousarray(data).view(np.uint8))
