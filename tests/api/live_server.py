@@ -88,7 +88,8 @@ class LiveServer:
 
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.replica = Replica(LocalLauncher(self.engine, self.setup.scheduler))
+        scheduler = self.setup.scheduler
+        self.replica = Replica(LocalLauncher(self.engine, scheduler), max_waiting=scheduler.max_waiting)
         await self.replica.start()
         text = byte_model(self.setup.shape.max_model_len, self.setup.chat_template)
         app = build_app(self.config, text, self.replica, stall_s=self.setup.stall_s)
