@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinpath.errors import ModelLoadError
-from twinpath.model.tensors import BLOCK_LAYOUT, WeightTensor, WeightType
+from twinpath.model.tensors import BLOCK_LAYOUT, WeightTensor, WeightType, quoted
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -153,7 +153,7 @@ class GgufFile:
             raise ModelLoadError(f"{self.path}: tensor '{name}' is missing")
         if len(entry.shape) > 2:
             raise ModelLoadError(
-                f"{self.path}: tensor '{name}' has shape {list(entry.shape)}, expected a matrix or a vector"
+                f"{self.path}: tensor {quoted(name)} has shape {list(entry.shape)}, expected a matrix or a vector"
             )
         rows, cols = (1, *entry.shape)[-2:]
         data = self.bytes[entry.start : entry.start + entry.num_bytes].reshape(rows, -1)
@@ -226,7 +226,7 @@ class _Cursor:
         try:
             for _ in range(count):
                 offset += 8 + unpack(buffer, offset)[0]
-        except struct.error:
+        except (struct.error, OverflowError):
             offset = self.size + 1
         if offset > self.size:
             raise self.error(f"truncated or corrupt: the strings of {what} run past the end of the file")
@@ -270,8 +270,8 @@ def _read_fields(cursor: _Cursor, count: int) -> dict[str, Scalar | GgufArray]:
     for index in range(count):
         key = cursor.string(f"metadata key {index}", MAX_NAME_BYTES)
         if key in fields:
-            raise cursor.error(f"metadata '{key}' occurs twice")
-        fields[key] = _read_value(cursor, f"metadata '{key}'")
+            raise cursor.error(f"metadata {quoted(key)} occurs twice")
+        fields[key] = _read_value(cursor, f"metadata {quoted(key)}")
     return fields
 
 
@@ -310,7 +310,7 @@ def _read_directory(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gg
     for index in range(count):
         entry = _read_entry(cursor, index, alignment)
         if entry.name in entries:
-            raise cursor.error(f"tensor '{entry.name}' occurs twice")
+            raise cursor.error(f"tensor {quoted(entry.name)} occurs twice")
         entries[entry.name] = entry
     data_start = -(-cursor.offset // alignment) * alignment
     placed: dict[str, GgufTensor] = {}
@@ -319,11 +319,11 @@ def _read_directory(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gg
         start = data_start + entry.start
         end = start + entry.num_bytes
         if end > cursor.size:
-            what = f"tensor '{entry.name}' occupies bytes {start} to {end}, the file has {cursor.size}"
+            what = f"tensor {quoted(entry.name)} occupies bytes {start} to {end}, the file has {cursor.size}"
             raise ModelLoadError(f"{cursor.path}: truncated or corrupt: {what}")
         if start < free_from:
             raise ModelLoadError(
-                f"{cursor.path}: corrupt: tensors '{previous}' and '{entry.name}' overlap at byte {start}"
+                f"{cursor.path}: corrupt: tensors {quoted(previous)} and {quoted(entry.name)} overlap at byte {start}"
             )
         previous, free_from = entry.name, end
         placed[entry.name] = GgufTensor(entry.name, entry.type, entry.shape, start, entry.num_bytes)
@@ -333,7 +333,7 @@ def _read_directory(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gg
 def _read_entry(cursor: _Cursor, index: int, alignment: int) -> GgufTensor:
     """One directory entry; `start` is still relative to the data section."""
     name = cursor.string(f"the name of tensor {index}", MAX_NAME_BYTES)
-    what = f"tensor '{name}'"
+    what = f"tensor {quoted(name)}"
     rank = cursor.u32(f"the rank of {what}")
     if not 1 <= rank <= MAX_DIMS:
         raise cursor.error(f"{what} has {rank} dimensions, expected 1 to {MAX_DIMS}")

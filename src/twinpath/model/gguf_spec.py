@@ -12,6 +12,7 @@ from twinpath.errors import ModelLoadError
 from twinpath.model.dequant import dequantize
 from twinpath.model.gguf import GgufArray, GgufFile
 from twinpath.model.spec import MAX_LAYERS, ModelSpec, RopeSpec
+from twinpath.model.tensors import quoted
 
 Architecture = Literal["llama", "qwen2", "qwen3", "gemma3"]
 _ARCHITECTURES: tuple[Architecture, ...] = ("llama", "qwen2", "qwen3", "gemma3")
@@ -36,7 +37,9 @@ class _Reader:
         name = file.text("general.architecture")
         found = [known for known in _ARCHITECTURES if known == name]
         if not found:
-            raise self.error(f"architecture '{name}' is not supported, supported are {', '.join(_ARCHITECTURES)}")
+            raise self.error(
+                f"architecture {quoted(str(name))} is not supported, supported are {', '.join(_ARCHITECTURES)}"
+            )
         self.arch: Architecture = found[0]
 
     def error(self, what: str) -> ModelLoadError:
@@ -136,7 +139,7 @@ class _Reader:
         if kind == "linear":
             return RopeSpec(theta, scaling="linear", factor=factor)
         if kind != "yarn":
-            raise self.error(f"rope scaling '{kind}' is not supported, supported are none, linear, yarn")
+            raise self.error(f"rope scaling {quoted(kind)} is not supported, supported are none, linear, yarn")
         magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         return RopeSpec(
             theta,

@@ -85,12 +85,14 @@ class _Reader:
             _refuse_quantized(path, content)
         kind = self.content.get("model_type")
         if not isinstance(kind, str) or kind not in _FAMILIES:
-            raise self.error(f"model_type '{kind}' is not supported, supported are {', '.join([*_FAMILIES, 'gemma3'])}")
+            raise self.error(
+                f"model_type {kind!r:.80} is not supported, supported are {', '.join([*_FAMILIES, 'gemma3'])}"
+            )
         architectures = content.get("architectures") or ["ForCausalLM"]
         if not str(architectures[0] if isinstance(architectures, list) else "").endswith(
             ("ForCausalLM", "ForConditionalGeneration")
         ):
-            raise self.error(f"architecture {architectures} is not a causal language model")
+            raise self.error(f"architecture {architectures!r:.80} is not a causal language model")
         self.family = _FAMILIES[kind]
         self.defaults = _GEMMA3_DEFAULTS if self.family == "gemma3" else _OTHER_DEFAULTS
 
@@ -158,7 +160,7 @@ class _Reader:
         wanted = "gelu_pytorch_tanh" if self.family == "gemma3" else "silu"
         key = "hidden_activation" if self.family == "gemma3" else "hidden_act"
         if self.get(key) != wanted:
-            raise self.error(f"activation '{self.get(key)}' is not supported for {self.family}, expected {wanted}")
+            raise self.error(f"activation {self.get(key)!r:.80} is not supported for {self.family}, expected {wanted}")
         for key in ("mlp_bias", "final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
             if self.get(key):
                 raise self.error(f"'{self.prefix}{key}' is set, which is not supported")
@@ -281,5 +283,5 @@ def _refuse_quantized(path: Path, content: Json) -> None:
     if settings:
         method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
         raise ModelLoadError(
-            f"{path}: quantised safetensors ({method}) are not supported; use the original or a GGUF file"
+            f"{path}: quantised safetensors ({method!r:.80}) are not supported; use the original or a GGUF file"
         )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from twinpath.errors import ModelLoadError
-from twinpath.model.tensors import BLOCK_LAYOUT, WeightTensor, WeightType
+from twinpath.model.tensors import BLOCK_LAYOUT, WeightTensor, WeightType, quoted
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -52,14 +52,18 @@ class SafetensorsFile:
         """
         dtype, shape, start, end = self._entries[name]
         if dtype not in ("F32", "F16", "BF16"):
-            raise ModelLoadError(f"{self.path}: tensor '{name}' has dtype {dtype}, supported are F32, F16, BF16")
+            raise ModelLoadError(
+                f"{self.path}: tensor {quoted(name)} has dtype {quoted(dtype)}, supported are F32, F16, BF16"
+            )
         if len(shape) not in (1, 2) or 0 in shape:
-            raise ModelLoadError(f"{self.path}: tensor '{name}' has shape {list(shape)}, expected a matrix or a vector")
+            raise ModelLoadError(
+                f"{self.path}: tensor {quoted(name)} has shape {list(shape)}, expected a matrix or a vector"
+            )
         rows, cols = (1, *shape)[-2:]
         weight_type = WeightType[dtype]
         if end - start != rows * cols * BLOCK_LAYOUT[weight_type][1]:
             raise ModelLoadError(
-                f"{self.path}: corrupt: tensor '{name}' {dtype} {list(shape)} spans {end - start} bytes"
+                f"{self.path}: corrupt: tensor {quoted(name)} {dtype} {list(shape)} spans {end - start} bytes"
             )
         return WeightTensor(name, weight_type, rows, cols, self._data[start:end].reshape(rows, -1))
 
@@ -70,20 +74,20 @@ class SafetensorsFile:
                 continue
             try:
                 dtype, shape, (start, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
-                valid = all(type(n) is int and n >= 0 for n in (*shape, start, end)) and start <= end
+                valid = all(type(n) is int and 0 <= n < 1 << 62 for n in (*shape, start, end)) and start <= end
             except (KeyError, TypeError, ValueError):
                 valid = False
             if not valid:
-                raise ModelLoadError(f"{self.path}: corrupt: the header entry of tensor '{name:.200}' is malformed")
+                raise ModelLoadError(f"{self.path}: corrupt: the header entry of tensor {quoted(name)} is malformed")
             if end > self._data.size:
-                what = f"tensor '{name:.200}' ends at byte {end} of {self._data.size} data bytes"
+                what = f"tensor {quoted(name)} ends at byte {end} of {self._data.size} data bytes"
                 raise ModelLoadError(f"{self.path}: truncated or corrupt: {what}")
             entries[name] = (dtype, shape, start, end)
         previous, free_from = "", 0
         for name, (_, _, start, end) in sorted(entries.items(), key=lambda item: item[1][2:]):
             if start < free_from:
                 raise ModelLoadError(
-                    f"{self.path}: corrupt: tensors '{previous:.200}' and '{name:.200}' overlap at byte {start}"
+                    f"{self.path}: corrupt: tensors {quoted(previous)} and {quoted(name)} overlap at byte {start}"
                 )
             previous, free_from = name, end
         return entries
@@ -115,7 +119,7 @@ def _open_shards(directory: Path, index: Path) -> dict[str, SafetensorsFile]:
             files[shard] = SafetensorsFile(directory / shard)
     for name, shard in weight_map.items():
         if name not in files[shard].names:
-            raise ModelLoadError(f"{index}: tensor '{name:.200}' is not in {shard}")
+            raise ModelLoadError(f"{index}: tensor {quoted(name)} is not in {shard}")
     return {name: files[shard] for name, shard in weight_map.items()}
 
 

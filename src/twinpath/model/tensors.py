@@ -56,5 +56,10 @@ class WeightTensor:
     data: NDArray[np.uint8]
 
 
+def quoted(name: str) -> str:
+    """A name from a file, fit for a one-line message whatever it holds."""
+    return repr(name if len(name) <= 100 else f"{name[:100]}...")
+
+
 #: Canonical name -> tensor; see `twinpath.model.spec` for the names.
 Weights = Mapping[str, WeightTensor]

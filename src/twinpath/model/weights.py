@@ -17,7 +17,7 @@ from twinpath.model.gguf_spec import spec_from_gguf
 from twinpath.model.hf_config import spec_from_config
 from twinpath.model.safetensors import SafetensorsFile, open_directory
 from twinpath.model.spec import ModelSpec
-from twinpath.model.tensors import BLOCK_LAYOUT, Weights, WeightTensor, WeightType
+from twinpath.model.tensors import BLOCK_LAYOUT, Weights, WeightTensor, WeightType, quoted
 from twinpath.model.weight_names import Shape, gguf_name, hf_name, weight_shapes
 
 #: Tensors a GGUF may hold that are not weights of the decoder (rope_freqs is part of the spec).
@@ -165,5 +165,5 @@ def _refuse_extra(where: str, names: list[str]) -> None:
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise ModelLoadError(
-            f"{where}: unexpected tensor '{names[0]:.200}'{more}: this variant of the architecture is not supported"
+            f"{where}: unexpected tensor {quoted(names[0])}{more}: this variant of the architecture is not supported"
         )

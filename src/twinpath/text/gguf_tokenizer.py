@@ -14,14 +14,15 @@ from tokenizers.models import BPE
 
 from twinpath.errors import ModelLoadError
 from twinpath.model.gguf import GgufFile
+from twinpath.model.tensors import quoted
 from twinpath.text.pretokenizers import SPLITTERS
 from twinpath.text.tokenizer import Tokenizer, TokenizerRules
 
 #: `tokenizer.ggml.token_type` values. Source: llama.cpp `llama.h`, enum llama_token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _KEY = "tokenizer.ggml."
-#: Begin or end a turn wherever they occur; some converters typed them as ordinary words. (`</s>` is not among them: it is
-#: an HTML tag to Gemma.) Source: llama.cpp, `llama_vocab::impl::load`, the tokens it overrides to control.
+#: Begin or end a turn wherever they occur; some converters typed them as ordinary words. (`</s>` is not among them: it
+#: is an HTML tag to Gemma.) Source: llama.cpp, `llama_vocab::impl::load`, the tokens it overrides to control.
 TURN_SPELLINGS = (
     "<|eot_id|>",
     "<|eom_id|>",
@@ -57,7 +58,9 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
     elif kind == "llama":
         backend, rules = _sentencepiece(file, vocabulary)
     else:
-        raise ModelLoadError(f"{file.path}: tokenizer model '{kind}' is not supported, supported are gpt2, llama")
+        raise ModelLoadError(
+            f"{file.path}: tokenizer model {quoted(str(kind))} is not supported, supported are gpt2, llama"
+        )
     _add_tokens(backend, vocabulary.of_type(_USER_DEFINED), special=False)
     _add_tokens(backend, vocabulary.of_type(_CONTROL), special=True)
     return Tokenizer(backend, rules)
@@ -93,7 +96,7 @@ def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> tuple[tokenizers.Tok
     splitter = SPLITTERS.get(name)
     if splitter is None:
         raise ModelLoadError(
-            f"{file.path}: pre-tokenizer '{name}' is not supported, supported are {', '.join(SPLITTERS)}"
+            f"{file.path}: pre-tokenizer {quoted(name)} is not supported, supported are {', '.join(SPLITTERS)}"
         )
     lines = file.strings(_KEY + "merges")
     if lines is None:
