@@ -156,7 +156,7 @@ def test_b1_15_temperatures_that_are_none(server: LiveServer, path: str, value: 
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages[0].content[0]",
+            "messages[0].content[0].type",
         ),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else value,

@@ -88,6 +88,8 @@ def _invalid_field(message: str) -> InvalidRequest:
     if missing := _MISSING.match(what):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return InvalidRequest(f"'{param}' is required.", param=param)
+    if what.startswith("Invalid enum value"):
+        what = "this is not one of the values served"
     if not param:
         return InvalidRequest(f"The request body is not valid: {what}.")
     # A dict key may be the client's own text, so the path is cut.

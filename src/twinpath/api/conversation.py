@@ -1,4 +1,4 @@
-"""Chat messages as the schema has them -> the plain dicts that `twinpath.text` renders. What no text model can read is refused here."""
+"""Chat messages as the schema has them -> the plain dicts that `twinpath.text` renders."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ from typing import Any
 
 import msgspec
 
-from twinpath.api.schemas import ChatMessage, ContentPart
+from twinpath.api.schemas import ChatMessage
 from twinpath.errors import InvalidRequest
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
 
 def to_turns(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     """Checked messages; a legacy `function_call` becomes a tool call.
 
-    Raises: InvalidRequest naming the message, for an unknown role or a content part that is not text.
+    Raises: InvalidRequest naming the content part that has no text.
     """
     for index, message in enumerate(messages):
-        if message.role not in ROLES:
-            param = f"messages[{index}].role"
-            raise InvalidRequest(f"'{param}' must be one of {', '.join(ROLES)}.", param=param)
         if isinstance(message.content, list):
             for position, part in enumerate(message.content):
-                _check_part(part, f"messages[{index}].content[{position}]")
+                if (part.refusal if part.type == "refusal" else part.text) is None:
+                    param = f"messages[{index}].content[{position}]"
+                    raise InvalidRequest(f"'{param}' has no text.", param=param)
     return [_to_turn(message) for message in messages]
 
 
@@ -38,12 +34,6 @@ def _to_turn(message: ChatMessage) -> dict[str, Any]:
     if call is not None:
         turn["tool_calls"] = [*(turn.get("tool_calls") or ()), {"type": "function", "function": call}]
     return turn
-
-
-def _check_part(part: ContentPart, param: str) -> None:
-    text = part.refusal if part.type == "refusal" else part.text
-    if part.type not in ("text", "input_text", "output_text", "refusal") or text is None:
-        raise InvalidRequest(f"'{param}' must be a text part: this model reads text only.", param=param)
 
 
 def _content_chars(content: Any) -> int:

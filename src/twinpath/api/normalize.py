@@ -11,8 +11,8 @@ from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest, Sampl
 from twinpath.errors import ContextOverflow, InvalidRequest
 from twinpath.types import SamplingParams
 
-#: Fields that would change the output and are not served: name -> values that ask for nothing new.
-_REFUSED: dict[str, tuple[Any, ...]] = {
+#: Fields that would change the output and are not served: name -> values that ask for nothing.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
@@ -57,7 +57,7 @@ def check_served(fields: SamplingFields) -> None:
     Raises: InvalidRequest naming the field.
     """
     for name in fields.__struct_fields__:
-        neutral = _REFUSED.get(name)
+        neutral = NEUTRAL_VALUES.get(name)
         if neutral is None:
             continue
         value = getattr(fields, name)

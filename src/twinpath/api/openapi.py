@@ -8,6 +8,7 @@ import msgspec
 
 from twinpath import __version__
 from twinpath.api.envelope import ErrorEnvelope
+from twinpath.api.normalize import NEUTRAL_VALUES
 from twinpath.api.responses import ChatCompletion, Completion, Health, ModelCard, ModelList
 from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest
 
@@ -22,6 +23,13 @@ _STRUCTS = (
     Health,
     ErrorEnvelope,
 )
+#: One event of a stream, as SSE parsers see it.
+_EVENT = {
+    "type": "object",
+    "description": "With `stream`: `data` is a chunk, or an error envelope that ends the stream, or [DONE].",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
 #: What any operation may answer besides its own; one shape for all.
 _REFUSALS = {
     "400": "The request is not valid, or asks for what is not served; `param` names the field.",
@@ -39,6 +47,8 @@ _REFUSALS = {
 def openapi_document(model_name: str) -> bytes:
     """The document as JSON."""
     schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)[1]
+    for struct in (ChatCompletionRequest, CompletionRequest):
+        _say_what_is_served(schemas[struct.__name__]["properties"], model_name)
     document = {
         "openapi": "3.1.0",
         "info": {"title": "twinpath", "version": __version__, "description": f"Serves {model_name}."},
@@ -68,6 +78,19 @@ def openapi_document(model_name: str) -> bytes:
     return msgspec.json.encode(document)
 
 
+def _say_what_is_served(properties: dict[str, Any], model_name: str) -> None:
+    """What `normalize` checks after decoding, in the words of JSON Schema."""
+    properties["model"] = {"enum": [model_name, "", None]}
+    for name, neutral in NEUTRAL_VALUES.items():
+        if name in properties:
+            properties[name] = {"enum": [*neutral, None], "description": "Nothing else is served yet."}
+    properties["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": "^[0-9]{1,19}$"}
+    if "prompt" in properties:
+        text, mixture = properties["prompt"]["anyOf"]
+        kinds = [{**mixture, "items": kind} for kind in mixture["items"]["anyOf"]]
+        properties["prompt"]["anyOf"] = [text, *kinds]
+
+
 def _schema_ref(struct: type) -> dict[str, str]:
     return {"$ref": _REF.format(name=struct.__name__)}
 
@@ -84,7 +107,7 @@ def _responses(description: str, content: dict[str, Any]) -> dict[str, Any]:
 def _generation(operation_id: str, request: type, answer: type) -> dict[str, Any]:
     content = {
         "application/json": {"schema": _schema_ref(answer)},
-        "text/event-stream": {"schema": {"type": "string", "description": "With `stream`: chunks, then [DONE]."}},
+        "text/event-stream": {"schema": _EVENT},
     }
     return {
         "operationId": operation_id,

@@ -6,7 +6,7 @@ as 82.0; unknown fields are ignored; known fields that are not served yet are de
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -78,10 +78,13 @@ class SamplingFields(Struct, kw_only=True):
     structured_outputs: Any = None
 
 
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
 class ContentPart(Struct, kw_only=True):
     """One part of a message; only `text` parts are served."""
 
-    type: str
+    type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
     refusal: str | None = None
 
@@ -104,7 +107,7 @@ class ToolCall(Struct, kw_only=True):
 class ChatMessage(Struct, kw_only=True):
     """One turn of a conversation. Content may be text, parts, empty, null or missing for every role."""
 
-    role: str
+    role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -136,7 +139,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
 class CompletionRequest(SamplingFields, kw_only=True):
     """Body of POST /v1/completions. `max_tokens` may be 0 here: with `echo` it scores the prompt alone."""
 
-    prompt: str | Annotated[list[str | Count | list[Count]], Meta(min_length=1)]
+    prompt: Annotated[str, Meta(min_length=1)] | Annotated[list[str | Count | list[Count]], Meta(min_length=1)]
     max_tokens: Count | None = None
     echo: bool | None = None
     logprobs: LegacyLogprobs | None = None
