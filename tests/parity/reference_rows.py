@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from twinpath.engine.reference_model import PagedCache, ReferenceModel
+from twinpath.engine.reference_model import Batch, PagedCache, ReferenceModel
 from twinpath.model.files import files_at
 from twinpath.model.spec import ModelSpec
 from twinpath.model.tensors import Weights
@@ -60,6 +60,18 @@ class ReferenceRows:
 
         `slices`: layers at which a step is cut; the residual goes through a numpy buffer there.
         """
+        hidden = self.hidden(sequences, chunk_tokens, slices, seed)
+        return [np.concatenate([self.head(part) for part in parts]) for parts in hidden]
+
+    @torch.inference_mode()
+    def hidden(
+        self,
+        sequences: Sequence[Sequence[int]],
+        chunk_tokens: int | None = None,
+        slices: Sequence[int] = (),
+        seed: int = 0,
+    ) -> list[list[Float32s]]:
+        """The head's inputs, per sequence and step [rows, hidden]: far smaller than the logits."""
         lengths = [len(sequence) for sequence in sequences]
         tables, num_pages = scrambled_tables(lengths, PAGE_SIZE, seed)
         cache = PagedCache(self.spec, num_pages, PAGE_SIZE, self.model.device, self.dtype)
@@ -67,32 +79,25 @@ class ReferenceRows:
             pages.fill_(float("nan"))
         chunk = chunk_tokens or max(lengths)
         outputs: list[list[Float32s]] = [[] for _ in sequences]
-        with torch.inference_mode():
-            for start in range(0, max(lengths), chunk):
-                live = [i for i, length in enumerate(lengths) if start < length]
-                self._step(sequences, live, start, chunk, tables, cache, slices, outputs)
-        return [np.concatenate(rows) for rows in outputs]
+        for start in range(0, max(lengths), chunk):
+            live = [i for i, length in enumerate(lengths) if start < length]
+            tokens = [list(sequences[i][start : start + chunk]) for i in live]
+            counts = [len(part) for part in tokens]
+            batch = self.model.batch([start] * len(live), counts, [tables[i] for i in live], PAGE_SIZE)
+            x = self._layers(list(chain.from_iterable(tokens)), batch, cache, slices).cpu().numpy()
+            for i, rows in zip(live, np.split(x, np.cumsum(counts)[:-1]), strict=True):
+                outputs[i].append(rows)
+        return outputs
 
-    def _step(
-        self,
-        sequences: Sequence[Sequence[int]],
-        live: list[int],
-        start: int,
-        chunk: int,
-        tables: list[Int32s],
-        cache: PagedCache,
-        slices: Sequence[int],
-        outputs: list[list[Float32s]],
-    ) -> None:
-        model = self.model
-        tokens = [list(sequences[i][start : start + chunk]) for i in live]
-        counts = [len(part) for part in tokens]
-        batch = model.batch([start] * len(live), counts, [tables[i] for i in live], PAGE_SIZE)
-        x = model.embed(torch.tensor(list(chain.from_iterable(tokens)), device=model.device))
+    @torch.inference_mode()
+    def head(self, hidden: Float32s) -> Float32s:
+        logits: Float32s = self.model.logits(torch.from_numpy(hidden).to(self.model.device)).cpu().numpy()
+        return logits
+
+    def _layers(self, tokens: list[int], batch: Batch, cache: PagedCache, slices: Sequence[int]) -> torch.Tensor:
+        x = self.model.embed(torch.tensor(tokens, device=self.model.device))
         for layer in range(self.spec.num_layers):
             if layer in slices:
-                x = torch.from_numpy(x.cpu().numpy().copy()).to(model.device)
-            x = model.layer(layer, x, batch, cache)
-        logits = model.logits(x).cpu().numpy()
-        for i, rows in zip(live, np.split(logits, np.cumsum(counts)[:-1]), strict=True):
-            outputs[i].append(rows)
+                x = torch.from_numpy(x.cpu().numpy().copy()).to(self.model.device)
+            x = self.model.layer(layer, x, batch, cache)
+        return x
