@@ -8,10 +8,21 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
+from twinpath.cli.settings import SETTINGS
 from twinpath.config import ServeConfig
+from twinpath.ipc.messages import Ready
 
 
 class Report(Protocol):
@@ -48,18 +59,19 @@ def load_bar(console: Console) -> Iterator[Report]:
 @contextmanager
 def reporting(
     console: Console,
-    columns: tuple[TextColumn | BarColumn | DownloadColumn | TransferSpeedColumn | TimeRemainingColumn, ...],
+    columns: tuple[ProgressColumn, ...],
     transient: bool = False,
 ) -> Iterator[Report]:
-    progress = Progress(*columns, console=console, transient=transient)
-    tasks: dict[str, int] = {}
+    # Where nothing can be redrawn, what would vanish again is not drawn at all.
+    progress = Progress(*columns, console=console, transient=transient, disable=transient and not console.is_terminal)
+    tasks: dict[str, TaskID] = {}
 
     def report(done: int, total: int, what: str) -> None:
         if not tasks:
             progress.start()
         if what not in tasks:
             tasks[what] = progress.add_task(escape(what), total=total or None)
-        progress.update(tasks[what], completed=done, total=total or None)  # type: ignore[arg-type]
+        progress.update(tasks[what], completed=done, total=total or None)
 
     try:
         yield report
@@ -68,36 +80,52 @@ def reporting(
             progress.stop()
 
 
-def settings_table(config: ServeConfig, facts: Mapping[str, str], origins: Mapping[str, str]) -> Table:
-    """The resolved settings, then what the engine says of itself. `origins`: setting -> flag, environment or file."""
+#: Setting -> the engine's fact that says what it came to.
+SHOWN_BY_FACT = {
+    "threads": "threads",
+    "isa": "kernels",
+    "activation_bits": "activations",
+    "kv_cache_mb": "KV memory",
+    "page_size": "KV pool",
+    "max_num_batched_tokens": "step tokens",
+}
+
+
+def settings_table(config: ServeConfig, info: Ready, origins: Mapping[str, str]) -> Table:
+    """The settings in effect, then what the engine says of itself. `origins`: setting -> flag, environment or file."""
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(style="bold")
-    table.add_column()
+    table.add_column(overflow="fold")
     table.add_column(style="dim")
-    for name, value in settings_rows(config):
+    table.add_row("model", escape(f"{config.model} ({config.engine.model_path})"))
+    for name, value in settings_rows(config, info):
         table.add_row(name, escape(value), origins.get(name, ""))
-    for name, value in facts.items():
-        table.add_row(escape(name), escape(value), "engine")
+    for name, value in info.facts.items():
+        origin = next((origins.get(setting, "") for setting, fact in SHOWN_BY_FACT.items() if fact == name), "")
+        table.add_row(escape(name), escape(value), origin)
     return table
 
 
-def settings_rows(config: ServeConfig) -> Iterator[tuple[str, str]]:
-    """Every setting with its value in effect; secrets only counted."""
-    from twinpath.cli.settings import SETTINGS
-
+def settings_rows(config: ServeConfig, info: Ready) -> Iterator[tuple[str, str]]:
+    """Every setting whose resolved value no fact shows; secrets only counted."""
     sections = {"serve": config, "http": config.http, "engine": config.engine, "scheduler": config.scheduler}
-    yield "model", f"{config.model} ({config.engine.model_path})"
     for setting in SETTINGS:
+        if SHOWN_BY_FACT.get(setting.name) in info.facts:
+            continue
         value = getattr(sections[setting.section], setting.field)
         if setting.name == "api_key":
             yield "api_key", f"{len(value)} keys" if value else "none: open to everybody who can connect"
         elif setting.name == "chat_template":
             yield "chat_template", "the model's own" if value is None else f"overridden ({len(value)} characters)"
-        elif isinstance(value, bool):
-            yield setting.name, "on" if value else "off"
-        elif value is None:
-            yield setting.name, "auto"
-        elif isinstance(value, tuple):
-            yield setting.name, ", ".join(value)
+        elif setting.name == "max_model_len":
+            yield "max_model_len", f"{info.max_model_len:,} tokens"
         else:
-            yield setting.name, str(value)
+            yield setting.name, spelled(value)
+
+
+def spelled(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "auto"
+    return ", ".join(value) if isinstance(value, tuple) else str(value)

@@ -17,6 +17,7 @@ from twinpath.config import ServeConfig
 
 if TYPE_CHECKING:
     from twinpath.gateway import Replica
+    from twinpath.ipc.messages import Ready
     from twinpath.model.files import ModelFiles
     from twinpath.text import TextModel
 
@@ -40,9 +41,9 @@ class StartView:
                     report(replica.load.done, replica.load.total, replica.load.what or "loading")
                 await asyncio.wait({starting, stopped}, timeout=LOAD_POLL_S, return_when=asyncio.FIRST_COMPLETED)
 
-    def show_ready(self, config: ServeConfig, facts: Mapping[str, str], listener_name: tuple[str, int]) -> None:
+    def show_ready(self, config: ServeConfig, info: Ready, listener_name: tuple[str, int]) -> None:
         if config.log_level in ("debug", "info"):
-            self.console.print(settings_table(config, facts, self._origins))
+            self.console.print(settings_table(config, info, self._origins))
         host, port = listener_name
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.console.print(f"ready on http://{where} ({time.monotonic() - self._began_s:.1f} s)", markup=False)
@@ -89,7 +90,7 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
         serving = asyncio.create_task(server.serve([listener]))
         await view.follow_load(replica, starting, serving)
         if starting.done() and starting.exception() is None and replica.info is not None:
-            view.show_ready(config, replica.info.facts, address)
+            view.show_ready(config, replica.info, address)
         elif not serving.done():
             server.stop()
         await serving
