@@ -122,12 +122,12 @@ def _sentencepiece(file: GgufFile, vocabulary: _Vocabulary) -> tuple[tokenizers.
     backend = tokenizers.Tokenizer(model)
     prefix = file.flag(_KEY + "add_space_prefix")
     prefix = True if prefix is None else prefix
-    spaces = normalizers.Replace(" ", "▁")
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    backend.normalizer = normalizers.Replace(" ", "▁")
     rules = TokenizerRules(
         "sentencepiece",
         _bos_id(file, vocabulary, default=True),
         len(vocabulary.tokens),
+        dummy_prefix="every" if prefix else "none",
         strips_leading_space=prefix,
     )
     return backend, rules

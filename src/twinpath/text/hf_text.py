@@ -79,7 +79,7 @@ def _rules(path: Path, backend: tokenizers.Tokenizer, settings: Mapping[str, Any
         # Segments are encoded one by one here, and each would be "first" to the library.
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=splitter.get("split", True))
     return TokenizerRules(
-        "sentencepiece", bos_id, vocab_size, prefixes_first_segment=first_only, strips_leading_space=strips
+        "sentencepiece", bos_id, vocab_size, dummy_prefix="first" if first_only else "none", strips_leading_space=strips
     )
 
 

@@ -39,8 +39,9 @@ class TokenizerRules:
     bos_id: int | None = None
     #: Rows of the model's embedding; ids past the tokeniser's own vocabulary decode to nothing.
     vocab_size: int = 0
-    #: The first segment of a text gets a space before it (SentencePiece's dummy prefix, "first" scheme).
-    prefixes_first_segment: bool = False
+    #: SentencePiece's dummy prefix, a space put before text: before every segment, as the original does for every piece
+    #: of text it is given, or before the first one only and where none is yet, as Metaspace's "first" scheme does.
+    dummy_prefix: Literal["none", "first", "every"] = "none"
     #: Decoding a whole text takes one leading space away again.
     strips_leading_space: bool = False
 
@@ -142,13 +143,18 @@ class Tokenizer:
         text = well_formed(text)
         if not text:
             return []
-        if first and self.rules.prefixes_first_segment and not text.startswith((" ", "▁")):
-            text = " " + text
+        text = self._prefixed(text, first)
         # The batch call lets other threads run meanwhile; the plain one holds the interpreter.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if self.special_ids.isdisjoint(ids):
             return ids
         return self._without_special(ids)
+
+    def _prefixed(self, text: str, first: bool) -> str:
+        scheme = self.rules.dummy_prefix
+        if scheme == "every" or (scheme == "first" and first and not text.startswith((" ", "▁"))):
+            return " " + text
+        return text
 
     def _without_special(self, ids: list[int]) -> list[int]:
         """Some vocabularies let merges arrive at a control token's entry: spell those out in two halves."""
