@@ -72,8 +72,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and isinstance(right, int) and abs(right) > 64:
-            raise TemplateLimit("exponent too large")
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check_size(left.bit_length() * abs(right))
         if operator == "*":
             for items, count in ((left, right), (right, left)):
                 if isinstance(items, str | list | tuple) and isinstance(count, int):

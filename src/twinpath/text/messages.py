@@ -2,7 +2,7 @@
 
 Input: plain dicts whose schema `api` has checked. Rules, in this order:
   1. content: null, missing and `[]` become ""; text parts are joined; no key is ever None, so "None" is never rendered.
-  2. role `developer` is `system`, and legacy `function` is `tool`, unless the template itself names them.
+  2. role `developer` is `system` unless the template names it; legacy `function` is `tool`.
   3. tool call arguments become an object when they parse as one; otherwise the text stays as it is.
   4. What the template cannot express is said in words it can (see `TemplateTraits`):
      - tool calls of a template that ignores them are appended to the content as `<tool_call>` JSON lines;
@@ -42,7 +42,10 @@ class TemplateTraits:
 
     @cached_property
     def renders_late_system(self) -> bool:
-        return self._shows(_user(), {"role": "system", "content": _PROBE}, _user())
+        """Wherever it stands: templates that only count turns take one in an assistant's place."""
+        system = {"role": "system", "content": _PROBE}
+        answer = {"role": "assistant", "content": "a"}
+        return self._shows(_user(), system, _user()) and self._shows(_user(), answer, system, _user())
 
     @cached_property
     def renders_two_systems(self) -> bool:
@@ -62,8 +65,9 @@ class TemplateTraits:
         result = {"role": "tool", "content": _PROBE + "r", "tool_call_id": "call00001", "name": "probe"}
         return self._shows(_user(), call, result, expected=_PROBE + "r")
 
-    def names_role(self, role: str) -> bool:
-        return role in self.template.source
+    @property
+    def names_developer(self) -> bool:
+        return "'developer'" in self.template.source or '"developer"' in self.template.source
 
     def _shows(self, *messages: Message, expected: str = _PROBE) -> bool:
         try:
@@ -85,8 +89,10 @@ def normalize(messages: Iterable[Mapping[str, Any]], traits: TemplateTraits) -> 
 
 def _plain(message: Mapping[str, Any], traits: TemplateTraits) -> Message:
     role = str(message["role"])
-    if not traits.names_role(role):
-        role = {"developer": "system", "function": "tool"}.get(role, role)
+    if role == "function":
+        role = "tool"
+    elif role == "developer" and not traits.names_developer:
+        role = "system"
     plain: Message = {"role": role, "content": _text_of(message.get("content"))}
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str):
