@@ -1,6 +1,6 @@
 """A real server on a loopback port, in a thread with its own uvloop, over the scripted engine in another thread.
 
-After each use `at_rest` checks the free rule of every case: a plain request still answers 200, and nothing is held any more.
+After each use `at_rest` checks the free rule of every case: a plain request still answers 200, and nothing is held.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ def test_form_bodies_are_refused_by_their_type(server: LiveServer) -> None:
 
 
 def test_b1_10_empty_messages(server: LiveServer) -> None:
-    for body in ({"messages": []}, {}, {"messages": None}):
+    bodies: list[dict[str, Any]] = [{"messages": []}, {}, {"messages": None}]
+    for body in bodies:
         assert refusal(server.post(CHAT, body))["param"] == "messages"
 
 
@@ -90,7 +91,7 @@ def test_b1_14_logit_bias_outside_the_vocabulary_hurts_nobody_else(server: LiveS
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_b1_15_temperatures_that_are_none(server: LiveServer, path: str, value: str) -> None:
     prompt = '"messages": [{"role": "user", "content": "hi"}]' if path == CHAT else '"prompt": "hi"'
-    error = refusal(server.post(path, ('{%s, "temperature": %s}' % (prompt, value)).encode()))
+    error = refusal(server.post(path, f'{{{prompt}, "temperature": {value}}}'.encode()))
     assert error["param"] in ("temperature", None)
 
 
@@ -214,7 +215,7 @@ def test_completion_fields_that_cannot_be_honoured_are_named(
             "some_future_field": {"x": None},
         },
         {"tools": [], "tool_choice": "none", "functions": [], "function_call": "auto"},
-        {"tool_choice": "auto", "response_format": {"type": "text"}, "n": 1, "best_of": 1, "n": 1.0},
+        {"tool_choice": "auto", "response_format": {"type": "text"}, "n": 1.0, "best_of": 1},
         {"max_tokens": 82.0, "top_k": 5.0, "seed": 3.0, "min_tokens": 0.0, "temperature": 1},
         {"stop": [], "logit_bias": {}, "stop_token_ids": [], "stream_options": {"include_obfuscation": False}},
         {"logprobs": True, "top_logprobs": 0},

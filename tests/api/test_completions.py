@@ -18,7 +18,9 @@ def joined(streamed: Stream) -> dict[int, dict[str, Any]]:
     """A stream's choices put together, by index."""
     choices: dict[int, dict[str, Any]] = {}
     for part in streamed.choices():
-        choice = choices.setdefault(part["index"], {"index": part["index"], "text": "", "logprobs": None, "reasons": []})
+        choice = choices.setdefault(
+            part["index"], {"index": part["index"], "text": "", "logprobs": None, "reasons": []}
+        )
         choice["text"] += part["text"]
         if part["logprobs"]:
             merged = choice["logprobs"] or {key: [] for key in part["logprobs"]}
@@ -66,7 +68,9 @@ def test_ids_and_text_of_the_same_prompt_agree(server: LiveServer) -> None:
     assert text["usage"] == ids["usage"]
 
 
-@pytest.mark.parametrize("prompts", [["[abcdef]", "other", "[dots]"], [list(b"[abcdef]"), list(b"other"), list(b"[dots]")]])
+@pytest.mark.parametrize(
+    "prompts", [["[abcdef]", "other", "[dots]"], [list(b"[abcdef]"), list(b"other"), list(b"[dots]")]]
+)
 def test_several_prompts_give_a_choice_each_in_order(server: LiveServer, prompts: list[Any]) -> None:
     answer = both(server, prompts, max_tokens=6)
     assert [choice["text"] for choice in answer["choices"]] == ["abcdef", "Paris ", "a.b.c."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import schemathesis
 from schemathesis.checks import not_a_server_error
@@ -30,5 +31,5 @@ schema = schemathesis.openapi.from_dict(
 
 
 @schema.parametrize()
-def test_generated_requests_are_answered_as_documented(case: schemathesis.Case, shared_server: LiveServer) -> None:
+def test_generated_requests_are_answered_as_documented(case: schemathesis.Case[Any], shared_server: LiveServer) -> None:
     case.call_and_validate(base_url=shared_server.url, checks=CHECKS, timeout=20)

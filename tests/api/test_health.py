@@ -25,7 +25,9 @@ def test_models_list_and_get(server: LiveServer) -> None:
     assert error["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/responses", "/health/", "/V1/models", "/%00", "//"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/embeddings", "/v1/responses", "/health/", "/V1/models", "/%00", "//"]
+)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "PATCH"])
 def test_unknown_routes_are_404_in_the_envelope(server: LiveServer, path: str, method: str) -> None:
     assert refusal(server.http.request(method, path), 404)["type"] == "invalid_request_error"
@@ -78,11 +80,17 @@ def test_metrics_count_what_happened() -> None:
         assert grown("vllm:prompt_tokens_total") == 3 * (160 + 4)
         assert grown("vllm:generation_tokens_total") == 3 * 22
         assert grown("vllm:request_success_total") == 3
-        for name in ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds", "agent_end_to_end_seconds"):
+        for name in (
+            "vllm:time_to_first_token_seconds",
+            "vllm:e2e_request_latency_seconds",
+            "agent_end_to_end_seconds",
+        ):
             assert grown(f"{name}_count") == 3
         assert grown("vllm:inter_token_latency_seconds_count") == 3 * 21
         assert grown("vllm:request_time_per_output_token_seconds_count") == 3
-        server.wait_until(lambda: server.gauges()["vllm:prefix_cache_hits_total"] > 0, "a heartbeat brings cache counts")
+        server.wait_until(
+            lambda: server.gauges()["vllm:prefix_cache_hits_total"] > 0, "a heartbeat brings cache counts"
+        )
         assert server.gauges()["vllm:prefix_cache_queries_total"] > 0
 
 

@@ -41,7 +41,14 @@ def test_keys_are_taken_from_either_header(keyed: LiveServer, key: str) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, bearer("wrong"), {"authorization": "Bearer"}, {"x-api-key": "sk-firs"}, {"authorization": "Basic c2stZmlyc3Q="}, bearer("sk-first ü")],
+    [
+        {},
+        bearer("wrong"),
+        {"authorization": "Bearer"},
+        {"x-api-key": "sk-firs"},
+        {"authorization": "Basic c2stZmlyc3Q="},
+        bearer("sk-first ü"),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/metrics", "/openapi.json", "/nowhere"])
@@ -93,7 +100,8 @@ def test_listed_origins_only(keyed: LiveServer) -> None:
 
 @pytest.mark.parametrize("offered", ["abc-123", "x" * 128, "a/b:c+d="])
 def test_sane_request_ids_are_echoed(server: LiveServer, offered: str) -> None:
-    for body in ({"messages": HELLO}, {"messages": HELLO, "stream": True}, {"messages": []}):
+    bodies: list[dict[str, Any]] = [{"messages": HELLO}, {"messages": HELLO, "stream": True}, {"messages": []}]
+    for body in bodies:
         assert server.post(CHAT, body, headers={"x-request-id": offered}).headers["x-request-id"] == offered
 
 
@@ -145,7 +153,7 @@ def test_b1_21_equal_prompts_give_equal_answers_from_the_cache(server: LiveServe
 
 
 def test_b1_21_conversations_share_their_common_prefix_only() -> None:
-    """The scripted engine refuses a plan whose KV is not the request's own, so a shared page with a secret would fail."""
+    """The scripted engine refuses a plan whose KV is not the request's own: a shared page with a secret would fail."""
     with live_server(Setup()) as server:
         system = {"role": "system", "content": "be brief " * 20}
         for secret in ("S3CRET", "other", "S3CRET", "third"):
@@ -158,7 +166,10 @@ def test_b1_21_conversations_share_their_common_prefix_only() -> None:
 
 
 def scope(**headers: str) -> dict[str, Any]:
-    return {"type": "http", "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]}
+    return {
+        "type": "http",
+        "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
+    }
 
 
 def test_session_comes_from_the_first_source_that_has_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from typing import Any
@@ -106,10 +107,8 @@ def test_connections_above_the_limit_hear_a_503() -> None:
 
 def raw_exchange(port: int, request: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             raw.sendall(request)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
         return read_all(raw)
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from api.live_server import MODEL, LiveServer, Setup, live_server
 from twinpath.engine.scripted import ScriptedShape
-from twinpath.types import FinishReason
 
 HELLO: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
@@ -29,7 +28,7 @@ async def async_client(server: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
 def test_chat_with_no_sampling_field(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=HELLO)
     assert answer.choices[0].message.content == "Paris is the capital."
-    assert answer.choices[0].finish_reason == FinishReason.STOP
+    assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
@@ -111,9 +110,9 @@ def test_a_failure_in_a_stream_raises(client: openai.OpenAI) -> None:
 
 def test_wrong_keys_raise_authentication_errors() -> None:
     with live_server(Setup(http={"api_keys": ("sk-right",)}, shape=ScriptedShape())) as server:
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="sk-wrong") as client:
-            with pytest.raises(openai.AuthenticationError):
-                client.models.list()
+        wrong = openai.OpenAI(base_url=f"{server.url}/v1", api_key="sk-wrong")
+        with wrong, pytest.raises(openai.AuthenticationError):
+            wrong.models.list()
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="sk-right") as client:
             assert client.chat.completions.create(model=MODEL, messages=HELLO).choices
 

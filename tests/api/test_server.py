@@ -193,7 +193,9 @@ def test_bodies_that_never_end_are_408(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pipelined_requests_are_answered_in_order() -> None:
     with live_server(Setup()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
-        raw.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        raw.sendall(
+            b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        )
         data = read_all(raw)
         assert data.count(b"HTTP/1.1 200") == 2
         assert data.index(b'"list"') < data.index(b'"ok"')

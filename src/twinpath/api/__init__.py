@@ -1,4 +1,4 @@
-"""The HTTP door: bodies in, valid `Request`s down, events up, text out. Text <-> token ids happens here and nowhere below.
+"""The HTTP door: bodies in, valid `Request`s down, events up, text out. Past it, only token ids exist.
 
 Owns: routes, schemas, validation, SSE, the error envelope, keys, CORS, disconnects, stop strings, the listening server.
 May import: text, gateway, telemetry, ipc (plain data), contracts, config, types, errors.

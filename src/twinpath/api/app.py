@@ -22,7 +22,7 @@ from twinpath.api.report import ExchangeReport
 from twinpath.config import ServeConfig
 from twinpath.telemetry.metrics import CONTENT_TYPE, ServerMetrics
 
-#: Work without a token for this long means not ready. A prompt as long as the window prefills within it on the slowest machine served.
+#: Work without a token for this long means not ready. Prompts as long as the window prefill within it on slow machines.
 STALL_S = 60.0
 
 

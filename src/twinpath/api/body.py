@@ -30,7 +30,7 @@ class ClientGone(Exception):
 async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, idle_timeout_s: float) -> bytes:
     """The whole body.
 
-    Raises: BodyTooLarge (at once when Content-Length says so), RequestError 408 when the client stops sending, ClientGone.
+    Raises: BodyTooLarge (at once when Content-Length says so), RequestError 408 when nothing comes, ClientGone.
     """
     declared = header(scope, b"content-length")
     if declared.isdigit() and int(declared) > limit_bytes:

@@ -90,7 +90,7 @@ class ChatCompletions:
 
 @dataclass(slots=True)
 class ChatChunks:
-    """Chunks of one chat stream. All that stays the same is encoded once; a token costs one string escape and two joins."""
+    """Chunks of one chat stream. What stays the same is encoded once; a token costs a string escape and two joins."""
 
     turn: Turn
     tokenizer: Tokenizer

@@ -1,8 +1,9 @@
-"""The other end of one exchange: leaves are noticed at once, silence is filled with keep-alives, a reader that stalls is dropped."""
+"""The other end of one exchange: who leaves is noticed, silence is filled with keep-alives, who stalls is dropped."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from types import TracebackType
@@ -16,7 +17,7 @@ Beat = Callable[[], Awaitable[None]]
 
 
 class ClientWatch:
-    """`async with ClientWatch(...) as client:` cancels its body when the client leaves or stalls, and raises ClientGone instead.
+    """`async with ClientWatch(...) as client:` ends its body with ClientGone when the client leaves or stalls.
 
     One task per request does all the watching; a token costs no task and no timer. Enter it once the body is read.
     """
@@ -62,10 +63,8 @@ class ClientWatch:
             return
         if exc_type is None:
             # The cancel was sent while the body ended: it is still to be delivered, and must not hit the caller.
-            try:
+            with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                pass
         self._owner.uncancel()
         if exc_type is None or issubclass(exc_type, asyncio.CancelledError):
             raise ClientGone(self._gone) from None

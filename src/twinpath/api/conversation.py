@@ -9,6 +9,7 @@ import msgspec
 from twinpath.api.schemas import ChatMessage
 from twinpath.errors import InvalidRequest
 
+
 def to_turns(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     """Checked messages; a legacy `function_call` becomes a tool call.
 

@@ -27,6 +27,8 @@ class Exchange:
     method: str
     path: str
     started_at: float = field(default_factory=monotonic)
+    #: When the last byte of the body was in: latencies count from here.
+    body_at: float = 0.0
     caller: Caller = field(default_factory=Caller)
     #: Sent with whatever the answer is.
     headers: Headers = field(default_factory=list)

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import TypeVar
 
 import msgspec
@@ -62,6 +63,7 @@ class Door:
         """
         check_content_type(scope)
         body = await read_body(scope, receive, limit_bytes=self.http.max_body_bytes, idle_timeout_s=BODY_IDLE_TIMEOUT_S)
+        Exchange.of(scope).body_at = monotonic()
         fields = decode_body(body, decoder)
         if fields.model and fields.model != self.model_name:
             raise ModelNotFound(f"The model '{fields.model[:200]}' is not served here; see /v1/models.", param="model")

@@ -1,4 +1,4 @@
-"""Who asks: API keys, the prefix-cache namespace and the session key derived from them. Keys leave here only as hashes."""
+"""Who asks: API keys, and the cache namespace and session key made from them. Keys leave here only as hashes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Caller:
         return _digest("salt", self.key_hash, client_salt or "")
 
     def session(self, scope: Scope, fields: SamplingFields) -> str:
-        """Session key: from a header, then `prompt_cache_key`, `metadata.session_id`, `user`; hashed with the API key."""
+        """From a header, else `prompt_cache_key`, `metadata.session_id` or `user`; hashed with the API key."""
         for name in SESSION_HEADERS:
             if value := header(scope, name).decode("latin-1").strip():
                 return _digest("session", self.key_hash, value[:MAX_SESSION_CHARS])

@@ -19,7 +19,7 @@ def finite(logprob: float) -> float:
 
 
 def token_text(raw: bytes) -> str:
-    """A token's bytes as text; part of a character shows as OpenAI's escape, so that distinct tokens keep distinct names."""
+    """A token's bytes as text; part of a character shows as OpenAI's escape, so distinct tokens keep distinct names."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -31,7 +31,7 @@ def _is_part_of_character(raw: bytes) -> bool:
 
 
 def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], num_top: int) -> list[ChatLogprob]:
-    """`choices[].logprobs.content`: one entry per output token, the end token included, so that it has the length usage says."""
+    """`choices[].logprobs.content`: one entry per output token, the end token included: as many as usage says."""
     entries = []
     for item in logprobs:
         raw = tokenizer.token_bytes(item.token_id)
@@ -48,7 +48,7 @@ def _top(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
 
 
 class LegacyLogprobs:
-    """`choices[].logprobs` of /v1/completions, grown piece by piece; `text_offset` counts characters from the text's start."""
+    """`choices[].logprobs` of /v1/completions, piece by piece; `text_offset` counts characters from the start."""
 
     def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
         self._tokenizer = tokenizer

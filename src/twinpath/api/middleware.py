@@ -1,4 +1,4 @@
-"""Pure ASGI layers around the routes, outermost first: Exchanges (ids, one log line), Cors, Errors (the envelope), Auth.
+"""Pure ASGI layers around the routes, outermost first: Exchanges (ids, log line), Cors, Errors (the envelope), Auth.
 
 `BaseHTTPMiddleware` is not used anywhere: it hides disconnects from the endpoint.
 """
@@ -87,7 +87,7 @@ class Cors:
 
 
 class Errors:
-    """Every exception becomes the envelope; once an answer has started, the connection is broken instead, so nobody takes it for whole."""
+    """Every exception becomes the envelope; a started answer is broken off, so that nobody takes it for whole."""
 
     def __init__(self, app: ASGIApp, *, log: logging.Logger) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""From what clients send to what the engine takes: refuse what is not served, fill defaults, check limits. The one normaliser."""
+"""The one normaliser: what clients send -> what the engine takes. Refuses what is not served, fills in, checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TOP_K_OFF = -1
 
 
 def check_prompt_fits(num_prompt: int, window: int, param: str) -> int:
-    """Tokens that may follow the prompt, at least 1. `window` is what this server can hold: the model's, or less when its KV pool is.
+    """Tokens that may follow the prompt, at least 1. `window`: the model's, or the KV pool where that is smaller.
 
     Raises: ContextOverflow in words that clients recognise, so that they can compact; nothing is ever cut in silence.
     """

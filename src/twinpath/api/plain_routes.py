@@ -72,8 +72,8 @@ class Models:
 class HealthChecks:
     """GET /health (live) and /health/ready.
 
-    Live: this loop answers and the engine is there, or is being brought back. Ready: weights loaded, one real forward done, and not
-    stalled: work without a token for `stall_s` means that new work would only join the queue.
+    Live: this loop answers and the engine is there, or is being brought back. Ready: weights loaded, one real forward
+    done, and not stalled: work without a token for `stall_s` means that new work would only join the queue.
     """
 
     def __init__(self, replica: Replica, *, stall_s: float) -> None:

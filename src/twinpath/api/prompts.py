@@ -1,4 +1,4 @@
-"""Text to token ids at the door. Short prompts are encoded in place; long ones in a worker thread, so that no stream waits for them."""
+"""Text to token ids. Short prompts are encoded in place; long ones in a worker thread, so that no stream waits."""
 
 from __future__ import annotations
 

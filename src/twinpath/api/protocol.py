@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with the limits and the manners a public port needs.
 
-What it adds: a bound on connections, on header bytes and on the time headers take; refusals in the error envelope; a way to abort a
-connection whose reader stalls; idle timeouts also before the first request.
+What it adds: a bound on connections, on header bytes and on the time headers take; refusals in the error envelope; a
+way to abort a connection whose reader stalls; idle timeouts also before the first request.
 """
 
 from __future__ import annotations

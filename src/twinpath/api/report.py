@@ -32,16 +32,23 @@ class ExchangeReport:
             self._metrics.observe_turn(
                 num_prompt=turn.num_prompt,
                 num_output=turn.num_output,
-                finish_reason=exchange.reason.partition(":")[0] or "unknown",
-                ttft_s=None if turn.first_token_at is None else turn.first_token_at - exchange.started_at,
-                token_gaps_s=turn.token_gaps_s,
-                total_s=total_s,
+                finish_reason=_finished_reason(exchange.reason),
+                ttft_s=None if turn.first_token_at is None else turn.first_token_at - exchange.body_at,
+                token_gaps=turn.token_gaps,
+                total_s=now - exchange.body_at,
             )
         if exchange.turns:
             self._metrics.observe_exchange(total_s)
         level = logging.INFO if exchange.path in GENERATION_ROUTES else logging.DEBUG
         if self._log.isEnabledFor(level):
             self._log.log(level, "%s", _line(exchange, total_s))
+
+
+def _finished_reason(reason: str) -> str:
+    """vLLM's words where it has them."""
+    if reason in ("stop", "length"):
+        return reason
+    return "error" if reason.startswith("error") else "abort"
 
 
 def _line(exchange: Exchange, total_s: float) -> RequestLine:
@@ -56,7 +63,7 @@ def _line(exchange: Exchange, total_s: float) -> RequestLine:
         num_prompt=sum(turn.num_prompt for turn in turns),
         num_cached=sum(turn.num_cached for turn in turns),
         num_output=sum(turn.num_output for turn in turns),
-        ttft_ms=(min(first_tokens) - exchange.started_at) * 1000 if first_tokens else None,
+        ttft_ms=(min(first_tokens) - exchange.body_at) * 1000 if first_tokens else None,
         total_ms=total_s * 1000,
         reason=exchange.reason,
     )

@@ -1,7 +1,8 @@
 """Request bodies as msgspec structs: the one truth for validation and for the OpenAPI document.
 
-Rules of the door (docs/decisions/002-request-fields.md): every optional field may be null, which means absent; integers may come
-as 82.0; unknown fields are ignored; known fields that are not served yet are declared here so that `normalize` can refuse them.
+Rules of the door (docs/decisions/002-request-fields.md): every optional field may be null, which means absent; integers
+may come as 82.0; unknown fields are ignored; known ones that are not served are declared, so that `normalize` refuses
+them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The listening server: uvicorn on uvloop and httptools, with connection limits and a drain that ends every stream clearly."""
+"""The listening server: uvicorn on uvloop and httptools, connection limits, a drain that ends every stream clearly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from twinpath.errors import UserError
 
 _log = logging.getLogger("twinpath.server")
 
-#: Descriptors besides connections: model files, the engine's channel, logs, and room for accept to answer 503 above the limit.
+#: Descriptors besides connections: model files, the engine's channel, and room to answer 503 above the limit.
 SPARE_DESCRIPTORS = 256
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BACKLOG = 4096
@@ -78,8 +78,8 @@ async def serve(
     on_ready: Callable[[], None] | None = None,
     drain: Drain | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM: then stop accepting, let running requests finish within `drain_timeout_s`, end the rest with an
-    error each. A second signal ends them at once. `on_ready` is called when connections are accepted."""
+    """Serve until SIGINT or SIGTERM: then stop accepting, let running requests finish within `drain_timeout_s`, end the
+    rest with an error each. A second signal ends them at once. `on_ready` is called when connections are accepted."""
     await StoppableServer(app, config, on_ready=on_ready, drain=drain).serve([listener])
 
 

@@ -29,7 +29,7 @@ def encode(payload: object) -> bytes:
 
 
 class EventStream:
-    """The body of one SSE response. Headers go out with the first event, so that what fails before it is a plain HTTP error.
+    """The body of one SSE response. Headers go out with the first event: what fails before it is a plain HTTP error.
 
     While a request waits longer than the keep-alive time it has been admitted: the comment line then opens the stream.
     """

@@ -1,4 +1,4 @@
-"""One generation as text: events of one request in, pieces of text out. Streams and whole answers take this one path, so they agree."""
+"""One generation as text: events in, pieces of text out. Streams and whole answers take one path, so they agree."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal
 
 from twinpath.api.ports import Detokenizer
 from twinpath.errors import EngineError
+from twinpath.telemetry.tally import Tally
 from twinpath.text import StopMatcher
 from twinpath.types import ErrorEvent, Event, FinishEvent, FinishReason, Request, TokenLogprob, TokensEvent, Usage
 
@@ -38,14 +39,14 @@ class TurnStats:
     num_cached: int = 0
     first_token_at: float | None = None
     last_token_at: float | None = None
-    #: Seconds between consecutive events, one per token of the later event.
-    token_gaps_s: list[float] = field(default_factory=list)
+    #: Seconds between tokens; those that came in one event share its gap evenly.
+    token_gaps: Tally = field(default_factory=Tally)
 
     def count(self, num_tokens: int, now: float) -> None:
         if self.last_token_at is None:
             self.first_token_at = now
         else:
-            self.token_gaps_s.extend([(now - self.last_token_at) / num_tokens] * num_tokens)
+            self.token_gaps.add((now - self.last_token_at) / num_tokens, num_tokens)
         self.last_token_at = now
         self.num_output += num_tokens
 

@@ -23,7 +23,7 @@ def configure_logging(level: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """What is worth knowing of one exchange, milliseconds from the request's arrival."""
+    """What is worth knowing of one exchange, milliseconds; TTFT counts from the body's last byte."""
 
     request_id: str
     engine_id: str

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of one server. Names are vLLM's where vLLM has one, so that its dashboards and routers work unchanged."""
+"""The Prometheus metrics of one server. Names are vLLM's where vLLM has one, so that its dashboards work unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-#: Seconds. TTFT and whole requests span 1 ms to minutes; gaps between tokens 0.5 ms to seconds.
+from twinpath.telemetry.tally import TOKEN_GAP_BOUNDS_S, Tally, TallyCollector
+
+#: Seconds, for first tokens and whole requests: 1 ms to minutes.
 _REQUEST_BUCKETS = (
     0.001,
     0.0025,
@@ -27,9 +29,7 @@ _REQUEST_BUCKETS = (
     60.0,
     120.0,
     300.0,
-    600.0,
 )
-_TOKEN_BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -55,10 +55,13 @@ class ServerMetrics:
         self._ttft = histogram(
             "vllm:time_to_first_token_seconds", "From the request's last byte to the first token.", _REQUEST_BUCKETS
         )
-        self._gap = histogram("vllm:inter_token_latency_seconds", "Between two tokens of one request.", _TOKEN_BUCKETS)
         self._per_token = histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", _TOKEN_BUCKETS
+            "vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_GAP_BOUNDS_S
         )
+        self._gaps = TallyCollector(
+            "vllm:inter_token_latency_seconds", "Between two tokens of one request.", self._label, TOKEN_GAP_BOUNDS_S
+        )
+        self.registry.register(self._gaps)
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "From request to last token.", _REQUEST_BUCKETS)
         self._agent = histogram(
             "agent_end_to_end_seconds", "From the request's first byte in to its last byte out.", _REQUEST_BUCKETS
@@ -82,7 +85,7 @@ class ServerMetrics:
         num_output: int,
         finish_reason: str,
         ttft_s: float | None,
-        token_gaps_s: list[float],
+        token_gaps: Tally,
         total_s: float,
     ) -> None:
         """One generation that is over, whatever its end."""
@@ -92,10 +95,9 @@ class ServerMetrics:
         self._e2e.observe(total_s)
         if ttft_s is not None:
             self._ttft.observe(ttft_s)
-        for gap_s in token_gaps_s:
-            self._gap.observe(gap_s)
-        if token_gaps_s:
-            self._per_token.observe(sum(token_gaps_s) / len(token_gaps_s))
+        if token_gaps.num_values:
+            self._gaps.tally.merge(token_gaps)
+            self._per_token.observe(token_gaps.total / token_gaps.num_values)
 
     def observe_exchange(self, total_s: float) -> None:
         """One generation call as its client sees it."""
