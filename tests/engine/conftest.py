@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from engine.engines import ENGINES, Build, driver_of, poisoned_model
 from engine.step_driver import Driver
 from twinpath.model.spec import ModelSpec
 from twinpath.model.tensors import Weights
+
+# Tiny models: a second thread only waits, and spins while it does.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,140 @@
+"""The real scheduler over the real engines: prefix cache, preemption, cancels and overrun change nobody's answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from engine.engines import POISON, SAMPLED, alone
+from engine.step_driver import RESULT_TIMEOUT_S, Driver
+from twinpath.scheduler import Scheduler, SchedulerLimits
+from twinpath.types import ErrorEvent, Event, FinishEvent, FinishReason, Request, SamplingParams, TokensEvent
+
+NUM_TOKENS = 12
+
+
+class Bench:
+    """A scheduler and the events it told about each request."""
+
+    def __init__(self, driver: Driver, step_tokens: int, prefix_caching: bool = True) -> None:
+        self.engine = driver.engine
+        limits = SchedulerLimits(self.engine.info.max_slots, step_tokens, prefix_caching)
+        self.scheduler = Scheduler(self.engine.info, limits)
+        self.told: dict[str, list[Event]] = defaultdict(list)
+
+    def note(self, events: list[Event]) -> None:
+        for event in events:
+            self.told[event.request_id].append(event)
+
+    def turn(self) -> bool:
+        """Submit up to the engine's depth, then commit the oldest step; False when all is quiet."""
+        while self.scheduler.num_outstanding < self.engine.info.depth:
+            plan = self.scheduler.plan()
+            if plan is None:
+                break
+            self.engine.submit(plan)
+        if not self.scheduler.num_outstanding:
+            return False
+        result = self.engine.poll(RESULT_TIMEOUT_S)
+        assert result is not None, "no result: the engine hangs"
+        self.note(self.scheduler.commit(result))
+        self.scheduler.check_integrity()
+        return True
+
+    def finish(self) -> None:
+        for _ in range(5000):
+            if not self.turn():
+                return
+        pytest.fail("not quiet after 5000 steps")
+
+    def tokens(self, request_id: str) -> list[int]:
+        events = self.told[request_id]
+        return [token for event in events if isinstance(event, TokensEvent) for token in event.token_ids]
+
+
+def requests(rng: np.random.Generator, count: int) -> list[Request]:
+    """Half begin alike, half are sampled with penalties; some stop at a token that a greedy answer may well contain."""
+    shared = rng.integers(3, POISON, 40).tolist()
+    made = []
+    for i in range(count):
+        own = rng.integers(3, POISON, int(rng.integers(1, 30))).tolist()
+        settings = {**SAMPLED, "seed": i} if i % 3 == 1 else {"temperature": 0.0}
+        sampling = SamplingParams(max_tokens=NUM_TOKENS, logit_bias={POISON: -1000.0}, **settings)  # type: ignore[arg-type]
+        made.append(Request(request_id=f"r{i}", prompt_ids=shared[: 40 * (i % 2)] + own, sampling=sampling))
+    return made
+
+
+def settings_of(request: Request) -> dict[str, object]:
+    return {name: getattr(request.sampling, name) for name in ("temperature", *SAMPLED)}
+
+
+@pytest.mark.parametrize("step_tokens", [16, 128])
+@pytest.mark.parametrize("prefix_caching", [True, False], ids=["cache", "no-cache"])
+def test_everybody_is_answered_as_if_alone(driver: Driver, step_tokens: int, prefix_caching: bool) -> None:
+    rng = np.random.default_rng(5)
+    wanted = requests(rng, 14)
+    right = {r.request_id: alone(driver, r.prompt_ids, NUM_TOKENS, **settings_of(r)) for r in wanted}
+    bench = Bench(driver, step_tokens, prefix_caching)
+    waiting = list(wanted)
+    while waiting:  # They come while others run.
+        bench.note(bench.scheduler.add(waiting.pop(0)))
+        for _ in range(int(rng.integers(0, 5))):
+            bench.turn()
+    bench.finish()
+    assert {name: bench.tokens(name) for name in right} == right
+    for request in wanted:
+        end = bench.told[request.request_id][-1]
+        assert isinstance(end, FinishEvent) and end.reason == FinishReason.LENGTH
+    assert (
+        any(e.cached_tokens for r in wanted for e in bench.told[r.request_id] if isinstance(e, TokensEvent))
+        == prefix_caching
+    )
+
+
+def test_stops_and_cancels_leave_the_others_alone(driver: Driver) -> None:
+    rng = np.random.default_rng(6)
+    wanted = requests(rng, 9)
+    right = {r.request_id: alone(driver, r.prompt_ids, NUM_TOKENS, **settings_of(r)) for r in wanted}
+    bench = Bench(driver, 64)
+    stops: dict[str, int] = {}
+    for i, request in enumerate(wanted):
+        if i % 3 == 0:  # Stops at its third token (or where that one came up before): the engine has run past it.
+            token = right[request.request_id][2]
+            stops[request.request_id] = right[request.request_id].index(token) + 1
+            sampling = SamplingParams(
+                max_tokens=NUM_TOKENS,
+                stop_token_ids=(token,),
+                logit_bias={POISON: -1000.0},
+                **settings_of(request),  # type: ignore[arg-type]
+            )
+            request = Request(request_id=request.request_id, prompt_ids=request.prompt_ids, sampling=sampling)
+        bench.note(bench.scheduler.add(request))
+    cancelled = {"r1", "r5"}
+    for turn in range(6):
+        bench.turn()
+        if turn in (1, 4):
+            bench.note(bench.scheduler.cancel(sorted(cancelled)[turn // 3]))
+    bench.finish()
+    for name, tokens in right.items():
+        if name in cancelled:
+            assert bench.tokens(name) == tokens[: len(bench.tokens(name))]
+        else:
+            assert bench.tokens(name) == tokens[: stops.get(name, NUM_TOKENS)]
+
+
+def test_a_poisoned_request_fails_alone_and_its_pages_are_used_again(driver: Driver) -> None:
+    rng = np.random.default_rng(7)
+    wanted = requests(rng, 8)
+    right = {r.request_id: alone(driver, r.prompt_ids, NUM_TOKENS, **settings_of(r)) for r in wanted}
+    bench = Bench(driver, 64)
+    greedy = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+    for i, request in enumerate(wanted):
+        bench.note(bench.scheduler.add(Request(request_id=f"bad{i}", prompt_ids=[5, POISON, 7 + i], sampling=greedy)))
+        bench.note(bench.scheduler.add(request))
+        bench.turn()
+    bench.finish()
+    for i in range(len(wanted)):
+        assert [type(event) for event in bench.told[f"bad{i}"]] == [ErrorEvent]
+    assert {name: bench.tokens(name) for name in right} == right
