@@ -56,6 +56,8 @@ def fetch_wheel(wheel: Wheel, directory: Path, progress: ByteProgress, *, index:
     if not _verified(wheel, path):
         path.unlink()
         raise SourceError(f"{wheel.requirement}: {path.name} has another sha256 than it must have; nothing was kept")
+    num_bytes = path.stat().st_size
+    progress(num_bytes, num_bytes)
     return path
 
 
