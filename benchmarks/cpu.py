@@ -31,8 +31,9 @@ from twinpath.bench import result_document
 Piece = tuple[Callable[[Settings], Any], Callable[[dict[str, Any]], list[Row]], str]
 
 PIECES: dict[str, Piece] = {
-    "steps": (steps.run, steps.table, "in process: decode, time to first token, batches, against the peers"),
-    "steps16": (steps.run16, steps.table, "the same against llama.cpp's F16 and BF16"),
+    "steps": (steps.run, steps.table, "in process: time to first token and decode, against the peers"),
+    "batch": (steps.run_batch, steps.table, "in process: steps of 2 and 4 streams"),
+    "steps16": (steps.run16, steps.table, "steps against llama.cpp's F16 and BF16"),
     "http": (over_http.run, over_http.table, "streams over HTTP against llama-cpp-python's server"),
     "busy": (over_http.run_busy, over_http.table, "streams over HTTP beside one busy process"),
     "cost": (http_cost.run, http_cost.table, "what HTTP adds to the engine"),

@@ -53,6 +53,7 @@ def install_peers(folder: Path, isa: str) -> Peers:
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, *PACKAGES], check=True)
     environment = {**os.environ, "CMAKE_ARGS": LLAMA_CMAKE_ARGS[isa]}
-    llama = ["--no-binary", "llama-cpp-python", "llama-cpp-python[server]"]
+    # No cache: pip would hand over a wheel that was compiled with other arguments.
+    llama = ["--no-cache-dir", "--no-binary", "llama-cpp-python", "llama-cpp-python[server]"]
     subprocess.run([*pip, *llama], check=True, env=environment)
     return Peers(python)

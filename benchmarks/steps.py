@@ -6,7 +6,7 @@ Single-stream decode, time to first token, and batch steps, in rounds where ever
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,8 +18,12 @@ from twinpath.bench import describe, paired_ratio
 NUM_PROMPT = 128
 NUM_DECODE = 128
 NUM_BATCH_STEPS = 24
-SINGLE_METRICS = ("decode_ms", "ttft_ms")
+SINGLE_METRICS = ("ttft_ms", "decode_ms")
 BATCH_SIZES = (2, 4)
+BATCH_METRICS = tuple(f"batch{size}_ms" for size in BATCH_SIZES)
+
+#: What one contestant did in one round.
+Values = dict[str, Any]
 
 
 def contestants(settings: Settings, stack: ExitStack) -> list[Worker]:
@@ -48,52 +52,71 @@ def contestants16(settings: Settings, stack: ExitStack) -> list[Worker]:
     return workers
 
 
-def measure(worker: Worker, ids: list[int], batch_sizes: Sequence[int]) -> dict[str, Any]:
-    """One round of one contestant.
+def contestants_batch(settings: Settings, stack: ExitStack) -> list[Worker]:
+    """All threads for everybody, and llama.cpp without flash attention, which is slower in batches too."""
+    threads = max(settings.threads)
+    workers = [stack.enter_context(settings.worker("twinpath", threads))]
+    if settings.peers is not None:
+        workers.append(stack.enter_context(settings.worker("llama_cpp", threads, "--flash", "off")))
+        workers.append(stack.enter_context(settings.worker("openvino", threads)))
+    return workers
 
-    A value per metric, the raw gaps, the tokens, and how busy others kept the machine.
-    """
+
+def measure_single(worker: Worker, ids: list[int]) -> Values:
+    """One stream of one contestant: a value per metric, the raw gaps, the tokens, and how busy others were."""
     single = worker.ask("generate", prompt=ids[:NUM_PROMPT], num_tokens=NUM_DECODE)
-    values: dict[str, Any] = {
+    return {
         "decode_ms": statistics.median(single["token_ms"]),
         "ttft_ms": single["ttft_ms"],
         "gaps_ms": single["token_ms"],
         "tokens": single["token_ids"],
+        "others_percent": single["others_percent"],
     }
-    others = [single["others_percent"]]
-    for size in batch_sizes:
+
+
+def measure_batch(worker: Worker, ids: list[int]) -> Values:
+    """Steps of 2 and of 4 different sequences."""
+    values: Values = {"gaps_ms": [], "tokens": [], "others_percent": 0.0}
+    for size in BATCH_SIZES:
         prompts = [ids[7 * index : 7 * index + NUM_PROMPT] for index in range(size)]
         batch = worker.ask("decode_batch", prompts=prompts, num_tokens=NUM_BATCH_STEPS)
         values[f"batch{size}_ms"] = statistics.median(batch["step_ms"])
-        others.append(batch["others_percent"])
-    return {**values, "others_percent": max(others)}
+        values["gaps_ms"] += batch["step_ms"]
+        values["tokens"] += [token for tokens in batch["token_ids"] for token in tokens]
+        values["others_percent"] = max(values["others_percent"], batch["others_percent"])
+    return values
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Everybody on the same file."""
+    """One stream, everybody on the same file."""
     with ExitStack() as stack:
-        return compete(settings, contestants(settings, stack), BATCH_SIZES)
+        return compete(settings, contestants(settings, stack), measure_single, SINGLE_METRICS)
 
 
 def run16(settings: Settings) -> dict[str, Any]:
-    """Against llama.cpp's 16-bit formats."""
+    """One stream, against llama.cpp's 16-bit formats."""
     with ExitStack() as stack:
-        return compete(settings, contestants16(settings, stack), ())
+        return compete(settings, contestants16(settings, stack), measure_single, SINGLE_METRICS)
 
 
-def compete(settings: Settings, workers: list[Worker], batch_sizes: Sequence[int]) -> dict[str, Any]:
+def run_batch(settings: Settings) -> dict[str, Any]:
+    """Several streams in one step, everybody on the same file."""
+    with ExitStack() as stack:
+        return compete(settings, contestants_batch(settings, stack), measure_batch, BATCH_METRICS)
+
+
+def compete(
+    settings: Settings, workers: list[Worker], measure: Callable[[Worker, list[int]], Values], metrics: Sequence[str]
+) -> dict[str, Any]:
     """All rounds; the order turns by one each round so that nobody always follows the same neighbour."""
     ids = prompt_ids(settings.model)
-    for worker in workers:  # warm: pages touched, pipelines compiled
-        worker.ask("generate", prompt=ids[:NUM_PROMPT], num_tokens=8)
-        if batch_sizes:
-            worker.ask("decode_batch", prompts=[ids[:NUM_PROMPT]] * 4, num_tokens=4)
-    rounds: list[dict[str, dict[str, Any]]] = []
+    for worker in workers:
+        measure(worker, ids)  # warm: pages touched, pipelines compiled
+    rounds: list[dict[str, Values]] = []
     for index in range(settings.rounds):
         turn = index % len(workers)
         order = workers[turn:] + workers[:turn]
-        rounds.append({worker.name: measure(worker, ids, batch_sizes) for worker in order})
-    metrics = (*SINGLE_METRICS, *(f"batch{size}_ms" for size in batch_sizes))
+        rounds.append({worker.name: measure(worker, ids) for worker in order})
     names = [worker.name for worker in workers]
     return {
         "metrics": metrics,
@@ -103,7 +126,7 @@ def compete(settings: Settings, workers: list[Worker], batch_sizes: Sequence[int
     }
 
 
-def summarize(worker: Worker, values: Sequence[dict[str, Any]], metrics: Sequence[str]) -> dict[str, Any]:
+def summarize(worker: Worker, values: Sequence[Values], metrics: Sequence[str]) -> dict[str, Any]:
     gaps = [gap for value in values for gap in value["gaps_ms"]]
     return {
         "name": worker.name,
@@ -116,7 +139,7 @@ def summarize(worker: Worker, values: Sequence[dict[str, Any]], metrics: Sequenc
 
 
 def ratios(
-    names: Sequence[str], rounds: Sequence[dict[str, dict[str, Any]]], metrics: Sequence[str]
+    names: Sequence[str], rounds: Sequence[dict[str, Values]], metrics: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Per metric and peer: twinpath's best thread count over that peer, paired by round.
 
@@ -147,14 +170,13 @@ def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> list[Row]:
-    batches = [metric for metric in result["metrics"] if metric not in SINGLE_METRICS]
-    rows = [["in process", "TTFT128 ms", "decode p50", "p99", *batches, "others %"]]
+    rows = [["in process, ms", *(f"{metric[:-3]} p50 (min-max)" for metric in result["metrics"]), "p99", "others %"]]
     for row in result["rows"]:
-        gap, ttft = row["gap_ms"], row["ttft_ms"]
-        cells = [f"{row[metric].p50:.2f}" for metric in batches]
-        p99 = "-" if gap.p99 is None else f"{gap.p99:.1f}"
-        first = f"{ttft.p50:.0f} ({ttft.min:.0f}-{ttft.max:.0f})"
-        rows.append([row["name"], first, f"{gap.p50:.2f}", p99, *cells, str(row["others_percent_max"])])
+        found = [row[metric] for metric in result["metrics"]]
+        cells = [f"{one.p50:.2f} ({one.min:.2f}-{one.max:.2f})" for one in found]
+        tail = row["gap_ms"].p99 if "decode_ms" in result["metrics"] else None
+        p99 = "-" if tail is None else f"{tail:.1f}"
+        rows.append([row["name"], *cells, p99, str(row["others_percent_max"])])
     for metric, peers in result["ratios"].items():
         for found in peers.values():
             rows.append([f"{metric}: {found['ours']} / {found['theirs']}", *ratio_cells(found["ratio"])])

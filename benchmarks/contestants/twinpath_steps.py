@@ -11,10 +11,11 @@ import numpy as np
 from protocol import BatchDecode, Generation, serve
 
 from twinpath import __version__
-from twinpath.config import EngineConfig
 from twinpath.contracts import Engine
+from twinpath.engine.cpu import CpuEngine, CpuOptions
+from twinpath.model.files import files_at
+from twinpath.model.weights import load_weights, read_spec
 from twinpath.types import Int32s, SamplingParams, SlotInit, StepPlan
-from twinpath.worker import build_engine
 
 
 class Twinpath:
@@ -111,11 +112,17 @@ def main() -> None:
     parser.add_argument("--activation-bits", type=int, choices=(8, 16), default=16)
     args = parser.parse_args()
     settings = {"threads": args.threads, "isa": args.isa, "activation_bits": args.activation_bits}
-    config = EngineConfig(
-        args.model, threads=args.threads, isa=args.isa, activation_bits=args.activation_bits, max_model_len=4096
+    options = CpuOptions(
+        threads=args.threads,
+        isa=args.isa,
+        activation_bits=args.activation_bits,
+        max_model_len=4096,
+        max_step_tokens=512,
     )
     begin = time.perf_counter()
-    engine, _ = build_engine(config, lambda done, total, what: None)
+    files = files_at(args.model)
+    spec = read_spec(files)
+    engine = CpuEngine(spec, load_weights(files, spec), options)
     serve(Twinpath(engine, settings), time.perf_counter() - begin)
     engine.close()
 
