@@ -13,7 +13,7 @@ from api.live_server import LiveServer, Setup, live_server
 from api.streams import Stream, parse
 from api.test_disconnects import RawClient
 from api.test_limits import read_all
-from twinpath.api.server import bind, raise_descriptor_limit
+from twinpath.api.server import bind, fit_descriptors
 from twinpath.config import HttpConfig, SchedulerConfig
 from twinpath.engine.scripted import Script
 from twinpath.errors import UserError
@@ -75,16 +75,49 @@ def test_ipv6_can_be_listened_on() -> None:
         pytest.skip("no IPv6 loopback here")
 
 
-def test_descriptor_limit_is_raised_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {"now": (1024, 4096)}
-    monkeypatch.setattr(resource, "getrlimit", lambda which: limits["now"])
-    monkeypatch.setattr(resource, "setrlimit", lambda which, new: limits.update(now=new))
-    raise_descriptor_limit(800)
-    assert limits["now"] == (1024, 4096)
-    raise_descriptor_limit(4000)
-    assert limits["now"] == (4000, 4096)
-    with pytest.raises(UserError, match=r"needs 10256 open files, but the limit is 4096"):
-        raise_descriptor_limit(10_256)
+class Limits:
+    """RLIMIT_NOFILE of another machine."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, highest: int = 1 << 30) -> None:
+        self.now = (soft, hard)
+        self.highest = highest
+        monkeypatch.setattr(resource, "getrlimit", lambda which: self.now)
+        monkeypatch.setattr(resource, "setrlimit", self.set)
+
+    def set(self, which: int, new: tuple[int, int]) -> None:
+        if new[0] > self.highest:
+            raise ValueError("current limit exceeds maximum limit")
+        self.now = new
+
+
+def test_descriptor_limit_is_raised_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(monkeypatch, 1024, 65_536)
+    assert fit_descriptors(500) == 500
+    assert limits.now == (1024, 65_536)
+    assert fit_descriptors(10_000) == 10_000
+    assert limits.now == (10_256, 65_536)
+
+
+def test_fewer_descriptors_mean_fewer_connections_and_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = Limits(monkeypatch, 1024, 4096)
+    assert fit_descriptors(10_000) == 4096 - 256
+    assert limits.now == (4096, 4096)
+    assert "allows 3840 connections, not 10000" in caplog.text
+
+
+def test_an_infinite_limit_that_is_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS."""
+    limits = Limits(monkeypatch, 256, resource.RLIM_INFINITY, highest=10_240)
+    assert fit_descriptors(10_000) == 10_240 - 256
+    assert limits.now[0] == 10_240
+
+
+def test_hardly_any_descriptors_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    Limits(monkeypatch, 64, 128)
+    with pytest.raises(UserError, match="limit of 128 open files"):
+        fit_descriptors(10_000)
 
 
 def test_draining_finishes_streams_and_refuses_new_requests() -> None:

@@ -23,6 +23,8 @@ _log = logging.getLogger("twinpath.server")
 
 #: Descriptors besides connections: model files, the engine's channel, and room to answer 503 above the limit.
 SPARE_DESCRIPTORS = 256
+MIN_CONNECTIONS = 8
+_MACOS_MAX = 10_240
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BACKLOG = 4096
 #: Cancelled exchanges get this long to tell their clients.
@@ -32,11 +34,11 @@ Drain = Callable[[float], Awaitable[bool]]
 
 
 def bind(config: HttpConfig) -> socket.socket:
-    """A bound socket, and descriptors for `max_connections`: done first, so that mistakes show before a model loads.
+    """A listening socket, and descriptors for `max_connections`: done first, so that mistakes show before a model loads.
 
     Raises: UserError, one line.
     """
-    raise_descriptor_limit(config.max_connections + SPARE_DESCRIPTORS)
+    fit_descriptors(config.max_connections)
     try:
         infos = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -54,20 +56,35 @@ def bind(config: HttpConfig) -> socket.socket:
     return listener
 
 
-def raise_descriptor_limit(needed: int) -> None:
-    """Raise RLIMIT_NOFILE to `needed` where it is lower.
+def fit_descriptors(max_connections: int) -> int:
+    """Raise RLIMIT_NOFILE for that many connections; returns how many fit, with a line in the log when it is fewer.
 
-    Raises: UserError when the hard limit forbids it.
+    Raises: UserError when not even a few fit.
     """
+    needed = max_connections + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise UserError(
-            f"--http-max-connections needs {needed} open files, but the limit is {hard}: "
-            f"raise it (ulimit -Hn {needed}) or lower the flag to {max(hard - SPARE_DESCRIPTORS, 1)}"
+        return max_connections
+    reachable = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    for limit in (reachable, min(reachable, _MACOS_MAX)):
+        # macOS says "infinite" and then refuses more than its own bound.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, soft), hard))
+            break
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_fitting = min(soft - SPARE_DESCRIPTORS, max_connections)
+    if num_fitting < MIN_CONNECTIONS:
+        raise UserError(f"the limit of {soft} open files leaves no room for connections: raise it (ulimit -n {needed})")
+    if num_fitting < max_connections:
+        _log.warning(
+            "the limit of %d open files allows %d connections, not %d: raise it (ulimit -Hn %d) or lower "
+            "--http-max-connections",
+            soft,
+            num_fitting,
+            max_connections,
+            needed,
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return num_fitting
 
 
 async def serve(
@@ -174,9 +191,11 @@ async def _all_of(tasks: set[asyncio.Task[None]]) -> None:
 
 
 def _uvicorn_config(app: ASGIApp, config: HttpConfig) -> uvicorn.Config:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_fitting = config.max_connections if soft == resource.RLIM_INFINITY else soft - SPARE_DESCRIPTORS
     return uvicorn.Config(
         app,
-        http=bounded_protocol(max_connections=config.max_connections, keepalive=config.keepalive),
+        http=bounded_protocol(max_connections=min(config.max_connections, num_fitting), keepalive=config.keepalive),
         loop="uvloop",
         ws="none",
         lifespan="on",
