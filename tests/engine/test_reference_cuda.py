@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import torch
 from engine.random_models import SPECS, VOCAB_SIZE, random_weights
 from engine.step_driver import Driver
 from parity.reference_rows import ReferenceRows, relative_error
+from twinpath.config import EngineConfig, SchedulerConfig
 from twinpath.engine.reference import ReferenceEngine
+from twinpath.engine.reference_load import open_reference
 from twinpath.engine.reference_memory import ReferenceOptions
 
 pytestmark = pytest.mark.gpu
@@ -55,6 +58,20 @@ def test_sixteen_bits_choose_the_same_token_where_it_is_not_close(family: str, d
         clear = best[:, -1] - best[:, -2] > 0.1 * np.abs(right).max()
         assert clear.any()
         np.testing.assert_array_equal(logits.argmax(-1)[clear], right.argmax(-1)[clear])
+
+
+def test_a_directory_opens_in_its_own_sixteen_bits_two_plans_deep(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from parity import tiny_models
+
+    tiny_models.build("qwen3").bfloat16().save_pretrained(tmp_path)
+    config = EngineConfig(tmp_path, kind="reference", device="cuda", kv_cache_mb=64)
+    engine = open_reference(config, SchedulerConfig(), lambda *_: None)
+    assert "bfloat16 on cuda" in engine.info.description
+    assert engine.info.depth == 2
+    driver = Driver(engine)
+    assert len(driver.generate(driver.sequence(0, SEQUENCES[0]), 5)) == 5
+    engine.close()
 
 
 def test_pages_fill_the_free_memory_and_the_engine_runs_on_the_last_of_them() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from engine.engines import POISON, SAMPLED, alone
+from engine.engines import NUM_PAGES, POISON, SAMPLED, alone
 from engine.step_driver import RESULT_TIMEOUT_S, Driver
 from twinpath.scheduler import Scheduler, SchedulerLimits
 from twinpath.types import ErrorEvent, Event, FinishEvent, FinishReason, Request, SamplingParams, TokensEvent
@@ -18,10 +19,13 @@ NUM_TOKENS = 12
 class Bench:
     """A scheduler and the events it told about each request."""
 
-    def __init__(self, driver: Driver, step_tokens: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, driver: Driver, step_tokens: int, prefix_caching: bool = True, num_pages: int = NUM_PAGES
+    ) -> None:
         self.engine = driver.engine
-        limits = SchedulerLimits(self.engine.info.max_slots, step_tokens, prefix_caching)
-        self.scheduler = Scheduler(self.engine.info, limits)
+        info = replace(self.engine.info, num_pages=num_pages)
+        limits = SchedulerLimits(info.max_slots, step_tokens, prefix_caching)
+        self.scheduler = Scheduler(info, limits)
         self.told: dict[str, list[Event]] = defaultdict(list)
 
     def note(self, events: list[Event]) -> None:
@@ -54,14 +58,14 @@ class Bench:
         return [token for event in events if isinstance(event, TokensEvent) for token in event.token_ids]
 
 
-def requests(rng: np.random.Generator, count: int) -> list[Request]:
+def requests(rng: np.random.Generator, count: int, num_tokens: int = NUM_TOKENS) -> list[Request]:
     """Half begin alike, half are sampled with penalties; some stop at a token that a greedy answer may well contain."""
     shared = rng.integers(3, POISON, 40).tolist()
     made = []
     for i in range(count):
         own = rng.integers(3, POISON, int(rng.integers(1, 30))).tolist()
         settings = {**SAMPLED, "seed": i} if i % 3 == 1 else {"temperature": 0.0}
-        sampling = SamplingParams(max_tokens=NUM_TOKENS, logit_bias={POISON: -1000.0}, **settings)  # type: ignore[arg-type]
+        sampling = SamplingParams(max_tokens=num_tokens, logit_bias={POISON: -1000.0}, **settings)  # type: ignore[arg-type]
         made.append(Request(request_id=f"r{i}", prompt_ids=shared[: 40 * (i % 2)] + own, sampling=sampling))
     return made
 
@@ -91,6 +95,19 @@ def test_everybody_is_answered_as_if_alone(driver: Driver, step_tokens: int, pre
         any(e.cached_tokens for r in wanted for e in bench.told[r.request_id] if isinstance(e, TokensEvent))
         == prefix_caching
     )
+
+
+def test_preemption_changes_no_answer(driver: Driver) -> None:
+    """Answers outgrow the pages that were there when they began: the scheduler takes pages back and computes again."""
+    rng = np.random.default_rng(8)
+    wanted = requests(rng, 8, num_tokens=60)
+    right = {r.request_id: alone(driver, r.prompt_ids, 60, **settings_of(r)) for r in wanted}
+    bench = Bench(driver, 48, num_pages=10)
+    for request in wanted:
+        bench.note(bench.scheduler.add(request))
+    bench.finish()
+    assert bench.scheduler.num_preemptions > 0
+    assert {name: bench.tokens(name) for name in right} == right
 
 
 def test_stops_and_cancels_leave_the_others_alone(driver: Driver) -> None:
