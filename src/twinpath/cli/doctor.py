@@ -122,6 +122,20 @@ def check_native_step() -> Iterator[Finding]:
         yield Finding("native step", "ok", value)
 
 
+def check_gpu() -> Iterator[Finding]:
+    """Through nvidia-smi, which needs neither torch nor a CUDA context."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        yield Finding("gpu", "ok", "none found (not needed)")
+        return
+    query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    reply = subprocess.run([tool, *query], capture_output=True, text=True, timeout=20)
+    if reply.returncode != 0:
+        yield Finding("gpu", "warn", "nvidia-smi fails", (reply.stdout + reply.stderr).strip().partition("\n")[0])
+    for line in reply.stdout.splitlines() if reply.returncode == 0 else ():
+        yield Finding("gpu", "ok", line)
+
+
 def check_models() -> Iterator[Finding]:
     from twinpath.model.source import cached_models
 
@@ -190,6 +204,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_cpu,
     check_compiler,
     check_native_step,
+    check_gpu,
     check_models,
     check_ports,
     check_files,
@@ -203,7 +218,7 @@ def collect(checks: tuple[Callable[[], Iterator[Finding]], ...] = CHECKS) -> lis
     for check in checks:
         try:
             findings.extend(check())
-        except (UserError, OSError, importlib.metadata.PackageNotFoundError) as error:
+        except (UserError, OSError, subprocess.SubprocessError, importlib.metadata.PackageNotFoundError) as error:
             findings.append(Finding(check.__name__.removeprefix("check_").replace("_", " "), "fail", str(error)))
     return findings
 
