@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -63,14 +64,16 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            assert self._process.stdin is not None
+        """Closing its stdin asks it to leave; it is killed when it has not after 20 s."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-            try:
-                self._process.wait(20)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
 
     def __enter__(self) -> Self:
         return self
