@@ -47,17 +47,14 @@ def test_float32_logits_are_those_of_the_cpu(family: str, chunk_tokens: int | No
 def test_sixteen_bits_choose_the_same_token_where_it_is_not_close(family: str, dtype: torch.dtype) -> None:
     spec = SPECS[family]
     weights = random_weights(spec)
-    for logits, right in zip(
-        ReferenceRows(spec, weights, "cuda", dtype).logits(SEQUENCES),
-        ReferenceRows(spec, weights).logits(SEQUENCES),
-        strict=True,
-    ):
-        assert np.isfinite(logits).all()
-        best = np.sort(right, axis=-1)
-        # bfloat16 keeps 8 bits: after three layers the logits are off by some percent of their range.
-        clear = best[:, -1] - best[:, -2] > 0.1 * np.abs(right).max()
-        assert clear.any()
-        np.testing.assert_array_equal(logits.argmax(-1)[clear], right.argmax(-1)[clear])
+    logits = np.concatenate(ReferenceRows(spec, weights, "cuda", dtype).logits(SEQUENCES))
+    right = np.concatenate(ReferenceRows(spec, weights).logits(SEQUENCES))
+    assert np.isfinite(logits).all()
+    best = np.sort(right, axis=-1)
+    # bfloat16 keeps 8 bits: after three layers the logits are off by some percent of their range.
+    clear = best[:, -1] - best[:, -2] > 0.1 * np.abs(right).max()
+    assert clear.any()
+    np.testing.assert_array_equal(logits.argmax(-1)[clear], right.argmax(-1)[clear])
 
 
 def test_a_directory_opens_in_its_own_sixteen_bits_two_plans_deep(tmp_path: Path) -> None:
