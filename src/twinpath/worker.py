@@ -72,7 +72,15 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
         "load": f"{monotonic() - started_s:.2f} s",
     }
     channel.send(
-        Ready(info.vocab_size, scheduler.window_tokens, info.page_size, info.num_pages, info.description, facts)
+        Ready(
+            info.vocab_size,
+            scheduler.window_tokens,
+            info.page_size,
+            info.num_pages,
+            info.description,
+            scheduler.max_running,
+            facts,
+        )
     )
     loop.run()
     engine.close()

@@ -234,11 +234,3 @@ def test_a_slot_is_released_before_its_next_owner_and_never_after() -> None:
     bench.add(make_request("other", "hi"), make_request("last", "hi"))
     bench.run()
     assert bench.tokens("last") == [*b"ok", END_ID]
-
-
-def test_fail_all_ends_every_request_with_an_error() -> None:
-    bench = Bench(LONG, max_num_seqs=1)
-    bench.add(make_request("running", "long"), make_request("waiting", "long"))
-    bench.turn()
-    bench._note(bench.scheduler.fail_all("gone"))
-    assert isinstance(bench.end("running"), ErrorEvent) and isinstance(bench.end("waiting"), ErrorEvent)

@@ -62,7 +62,16 @@ def _serve(engine: Engine, scheduler: Scheduler, channel: LocalChannel) -> None:
     heartbeat = HeartbeatThread(channel)
     heartbeat.source = loop.heartbeat
     info = engine.info
-    channel.send(Ready(info.vocab_size, scheduler.window_tokens, info.page_size, info.num_pages, info.description))
+    channel.send(
+        Ready(
+            info.vocab_size,
+            scheduler.window_tokens,
+            info.page_size,
+            info.num_pages,
+            info.description,
+            scheduler.max_running,
+        )
+    )
     heartbeat.start()
     try:
         loop.run()

@@ -197,9 +197,11 @@ class Replica:
             await self._wait_ready()
         if request_id in self._streams or request_id in self._abandoned:
             raise InvalidRequest(f"request id {request_id!r} is in use")
-        if self.num_waiting >= self._max_waiting:
+        num_seats = self.info.max_num_seqs if self.info else 0
+        if len(self._streams) >= num_seats + self._max_waiting:
             raise Overloaded(
-                f"{self.num_waiting} requests are waiting, which is the limit", retry_after_s=self._retry_after_s()
+                f"{num_seats} requests run and {self._max_waiting} wait, which is the limit",
+                retry_after_s=self._retry_after_s(),
             )
 
     async def _wait_ready(self) -> None:

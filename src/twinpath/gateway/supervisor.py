@@ -183,6 +183,8 @@ class Supervisor:
             case Ready():
                 self.info = message
                 self._set_state(ReplicaState.READY)
+            case Fatal() if life.ready:  # Its end follows; what arrives until then waits for the next engine.
+                self._set_state(ReplicaState.RESTARTING)
 
     async def _supervise(self) -> None:
         num_fast_failures = num_failed_starts = 0

@@ -31,6 +31,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     page_size: int
     num_pages: int
     description: str
+    #: Requests that run at once; more wait.
+    max_num_seqs: int = 1
     #: Named start-up facts for the table the user sees (threads, kernel set, KV pool, load seconds, ...).
     facts: dict[str, str] = {}
 

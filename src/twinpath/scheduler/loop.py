@@ -40,20 +40,15 @@ class EngineLoop:
         self._closing = False
 
     def run(self) -> None:
-        """Serve until the gateway says Drain or goes away. An engine's exception ends every request, then is raised."""
+        """Serve until the gateway says Drain or goes away. An exception of the engine passes: the engine is lost."""
         Thread(target=self._read, name="inbox", daemon=True).start()
         if self._owns_process:
             gc.collect()
             gc.freeze()
             gc.disable()
-        try:
+        with contextlib.suppress(ChannelClosed):
             while not self._closing:
                 self._turn()
-        except ChannelClosed:
-            pass
-        except Exception as error:
-            self._report_failure(error)
-            raise
 
     def warm_up(self) -> None:
         """One real request through the same plan, submit, poll and commit, before anybody waits.
@@ -161,7 +156,3 @@ class EngineLoop:
             self._inbox.put(None)
             for _, step_id in self._interruptible:
                 self._engine.interrupt(step_id)
-
-    def _report_failure(self, error: Exception) -> None:
-        with contextlib.suppress(ChannelClosed):
-            self._send(self._scheduler.fail_all(f"the engine failed: {error}"))

@@ -109,13 +109,6 @@ class Scheduler:
         self._end(sequence)
         return [FinishEvent(request_id, FinishReason.ABORT, sequence.usage)]
 
-    def fail_all(self, message: str) -> list[Event]:
-        """End every request with an error: the engine is gone."""
-        events: list[Event] = [ErrorEvent(request_id, message) for request_id in self._sequences]
-        for sequence in list(self._sequences.values()):
-            self._end(sequence)
-        return events
-
     def forget_prefixes(self) -> None:
         """Empty the prefix cache of everything no running request uses, and start its statistics again."""
         self.pool.forget_idle()
