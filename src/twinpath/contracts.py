@@ -24,15 +24,15 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def submit(self, plan: StepPlan) -> int:
-        """Hand over a plan and return its handle (the plan's step_id). The plan's arrays belong to the engine until its result."""
+        """Hand over a plan and return its handle (its step_id). The plan's arrays belong to the engine until its result."""
         ...
 
     def poll(self, timeout_s: float | None = None) -> StepResult | None:
-        """Next result, waiting up to `timeout_s` (None: until it is there); None when nothing is ready or outstanding."""
+        """Next result, waiting up to `timeout_s` (None: until it is there); None when none is ready or outstanding."""
         ...
 
     def interrupt(self, step_id: int) -> None:
-        """Ask a running or waiting plan to stop at the next layer; its result then says `interrupted`. Late calls do nothing."""
+        """Ask a running or waiting plan to stop at the next layer; its result says `interrupted`. Late calls do nothing."""
         ...
 
     def progress(self) -> int:

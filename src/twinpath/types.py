@@ -120,7 +120,7 @@ Event = TokensEvent | FinishEvent | ErrorEvent
 class SlotInit:
     """Binds a request to an engine slot before its first row (or again, when it resumes after preemption).
 
-    `history` holds prompt then output tokens known so far; penalties count from it. Positions >= `num_prompt` are output.
+    `history` holds prompt then output tokens known so far; penalties count from it. From `num_prompt` on it is output.
     """
 
     slot: int
@@ -137,11 +137,12 @@ class StepPlan:
     position `starts[i]`. A slot appears at most once per plan.
 
     Shapes: slots, starts, lengths int32 [num_segments]; sample bool [num_segments]; tokens int32 [sum(lengths)];
-        block_tables int32 [num_segments, max_pages] (page ids in order, padded with -1; pages for the new tokens included);
+        block_tables int32 [num_segments, max_pages] (page ids in order, padded with -1; pages of the new tokens too);
         residual float32 [sum(lengths), hidden] or None.
-    Layers: the half-open range [layer_begin, layer_end) runs. A range that starts after 0 reads `residual`, one that ends
-        before num_layers writes it (caller-owned; embedding only when layer_begin == 0, sampling only when layer_end is last).
-    Invariant: plan n + 1 may be submitted before the result of plan n is known; a decode segment then carries PENDING_TOKEN.
+    Layers: the half-open range [layer_begin, layer_end) runs. A range that starts after 0 reads `residual`, one that
+        ends before num_layers writes it (caller-owned); embedding only when layer_begin == 0, sampling only when
+        layer_end == num_layers.
+    Invariant: plan n + 1 may be submitted before plan n's result is known; a decode segment then carries PENDING_TOKEN.
     """
 
     step_id: int
@@ -163,8 +164,8 @@ class StepPlan:
 class StepResult:
     """What one plan produced.
 
-    Shapes: counts int32 [num_segments], tokens int32 [sum(counts)]: the sampled tokens per segment, none where the plan did not
-        ask or the segment failed. An engine with depth > 1 returns at most one token per segment.
+    Shapes: counts int32 [num_segments], tokens int32 [sum(counts)]: the sampled tokens per segment, none where the plan
+        did not ask or the segment failed. An engine with depth > 1 returns at most one token per segment.
     """
 
     step_id: int
