@@ -24,7 +24,7 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def submit(self, plan: StepPlan) -> int:
-        """Hand over a plan and return its handle (its step_id). The plan's arrays belong to the engine until its result."""
+        """Hand over a plan and return its step_id. The plan's arrays belong to the engine until its result."""
         ...
 
     def poll(self, timeout_s: float | None = None) -> StepResult | None:
@@ -32,7 +32,7 @@ class Engine(Protocol):
         ...
 
     def interrupt(self, step_id: int) -> None:
-        """Ask a running or waiting plan to stop at the next layer; its result says `interrupted`. Late calls do nothing."""
+        """Stop a running or waiting plan at the next layer; its result says `interrupted`. Late calls do nothing."""
         ...
 
     def progress(self) -> int:
