@@ -1,4 +1,4 @@
-"""Every setting of a server, frozen, with unit and reason. Only `cli` reads argv, env and files; a room gets its slice."""
+"""Every setting of a server, frozen, with unit and reason. Only `cli` reads argv, env and files; rooms get slices."""
 
 from __future__ import annotations
 

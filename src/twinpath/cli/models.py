@@ -40,7 +40,7 @@ def pull_model(model: str) -> None:
     from twinpath.model.source import resolve
 
     with download_bar(stderr_console()) as report:
-        print(resolve(model, cache_dir(), report).path)
+        print(resolve(model, cache_dir(), report, refresh=True).path)
 
 
 def remove_model(model: str) -> None:
