@@ -47,30 +47,39 @@ inline __m512i four(const int8_t* p) {
     return _mm512_set1_epi32(v);
 }
 
-// Integer totals of columns [kFirst, kFirst + kCount) (in cells of four) for one token.
-template <int kBits, int kFirst, int kCount>
-inline __m512i total(const __m512i* w, const int8_t* x) {
-    __m512i high = _mm512_setzero_si512();
-    for (int j = 0; j < kCount; ++j) high = _mm512_dpbusd_epi32(high, w[kFirst + j], four(x + 4 * (kFirst + j)));
-    if constexpr (kBits == 8) return high;
-    high = _mm512_slli_epi32(high, 8);
-    __m512i low = _mm512_setzero_si512();
-    for (int j = 0; j < kCount; ++j) low = _mm512_dpbusd_epi32(low, w[kFirst + j], four(x + kBlock + 4 * (kFirst + j)));
-    return _mm512_add_epi32(high, low);
+// Adds columns 4 j .. 4 j + 3 to the totals of T tokens: 2 T independent chains, which hide the instruction's latency.
+template <int kBits, int T>
+inline void accumulate(__m512i w, const int8_t* x, int64_t stride, int j, __m512i* high, __m512i* low) {
+    for (int t = 0; t < T; ++t) high[t] = _mm512_dpbusd_epi32(high[t], w, four(x + t * stride + 4 * j));
+    if constexpr (kBits == 16) {
+        for (int t = 0; t < T; ++t) low[t] = _mm512_dpbusd_epi32(low[t], w, four(x + t * stride + kBlock + 4 * j));
+    }
 }
 
-template <Format F>
-inline void load_codes(const uint8_t* p, __m512i* w) {
+template <int kBits>
+inline __m512i join(__m512i high, __m512i low) {
+    if constexpr (kBits == 8) return high;
+    else return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+}
+
+// Integer totals of one half (16 columns: half 0 or 1) or, with kHalf = -1, of all 32.
+template <Format F, int kBits, int T, int kHalf>
+inline void totals(const uint8_t* codes, const int8_t* x, int64_t stride, __m512i* out) {
+    __m512i high[T], low[T];
+    for (int t = 0; t < T; ++t) high[t] = low[t] = _mm512_setzero_si512();
     if constexpr (format_info(F).code_bits == 4) {
         const __m512i mask = _mm512_set1_epi8(15);
+#pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
-            const __m512i c = cell(p + 64 * j);
-            w[j] = _mm512_and_si512(c, mask);
-            w[4 + j] = _mm512_and_si512(_mm512_srli_epi16(c, 4), mask);
+            const __m512i c = cell(codes + 64 * j);
+            if (kHalf != 1) accumulate<kBits, T>(_mm512_and_si512(c, mask), x, stride, j, high, low);
+            if (kHalf != 0) accumulate<kBits, T>(_mm512_and_si512(_mm512_srli_epi16(c, 4), mask), x, stride, 4 + j, high, low);
         }
     } else {
-        for (int j = 0; j < 8; ++j) w[j] = cell(p + 64 * j);
+#pragma GCC unroll 8
+        for (int j = kHalf == 1 ? 4 : 0; j < (kHalf == 0 ? 4 : 8); ++j) accumulate<kBits, T>(cell(codes + 64 * j), x, stride, j, high, low);
     }
+    for (int t = 0; t < T; ++t) out[t] = join<kBits>(high[t], low[t]);
 }
 
 template <Format F>
@@ -92,25 +101,28 @@ inline void quant_tile(const uint8_t* codes, const uint8_t* scales, int num_bloc
     for (int t = 0; t < T; ++t) acc[t] = vzero();
     const int64_t plane_stride = static_cast<int64_t>(num_blocks) * 2 * kBlock;
     for (int b = 0; b < num_blocks; ++b, codes += code_bytes(F), scales += scale_bytes(F)) {
-        __m512i w[8];
-        load_codes<F>(codes, w);
         const V scale = load_scale<F>(scales, 0);
-        V second = vzero();
-        if constexpr (kInfo.has_min || kInfo.half_scales) second = load_scale<F>(scales, 1);
         const int8_t* x = planes + b * 2 * kBlock;
         const BlockNote* note = notes + b;
-        for (int t = 0; t < T; ++t, x += plane_stride, note += num_blocks) {
-            const V factor = vset(note->scale);
-            if constexpr (kInfo.half_scales) {
-                const V first = less_zero(total<kBits, 0, 4>(w, x), note->first_sum, kInfo.zero_shift);
-                const V last = less_zero(total<kBits, 4, 4>(w, x), note->sum - note->first_sum, kInfo.zero_shift);
-                acc[t] = vfma(first, vmul(scale, factor), acc[t]);
-                acc[t] = vfma(last, vmul(second, factor), acc[t]);
-            } else {
-                const V value = less_zero(total<kBits, 0, 8>(w, x), note->sum, kInfo.zero_shift);
-                acc[t] = vfma(value, vmul(scale, factor), acc[t]);
+        if constexpr (kInfo.half_scales) {
+            const V second = load_scale<F>(scales, 1);
+            __m512i first[T], last[T];
+            totals<F, kBits, T, 0>(codes, x, plane_stride, first);
+            totals<F, kBits, T, 1>(codes, x, plane_stride, last);
+            for (int t = 0; t < T; ++t, note += num_blocks) {
+                const V factor = vset(note->scale);
+                acc[t] = vfma(less_zero(first[t], note->first_sum, kInfo.zero_shift), vmul(scale, factor), acc[t]);
+                acc[t] = vfma(less_zero(last[t], note->sum - note->first_sum, kInfo.zero_shift), vmul(second, factor), acc[t]);
             }
-            if constexpr (kInfo.has_min) acc[t] = vfma(second, vset(note->scaled_sum), acc[t]);
+        } else {
+            __m512i all[T];
+            totals<F, kBits, T, -1>(codes, x, plane_stride, all);
+            V minimum = vzero();
+            if constexpr (kInfo.has_min) minimum = load_scale<F>(scales, 1);
+            for (int t = 0; t < T; ++t, note += num_blocks) {
+                acc[t] = vfma(less_zero(all[t], note->sum, kInfo.zero_shift), vmul(scale, vset(note->scale)), acc[t]);
+                if constexpr (kInfo.has_min) acc[t] = vfma(minimum, vset(note->scaled_sum), acc[t]);
+            }
         }
     }
     for (int t = 0; t < T; ++t) sum[t] = acc[t];
