@@ -1,20 +1,19 @@
 """`hf://org/name[@revision][/file.gguf]`: models from the Hugging Face hub, by huggingface_hub.
 
-The library brings what users expect of it: HF_TOKEN, HF_ENDPOINT, proxies, resuming. This file chooses what to fetch
+The library brings what users expect of it: HF_TOKEN, HF_ENDPOINT, proxies, retries. This file chooses what to fetch
 (the weights in one format, the tokeniser, the configs), refuses an unsupported model before its weights are fetched,
-and checks every file against the hash that the hub names.
+and turns the library's many errors into one line each. `hub_transfer` moves the bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
-import hashlib
 import json
+import os
 import re
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +21,9 @@ from typing import TYPE_CHECKING
 from twinpath.errors import SourceError
 from twinpath.model.files import CONFIG_NAME
 from twinpath.model.hf_config import spec_from_config
+from twinpath.model.hub_transfer import PART_SUFFIX, RemoteFile, fetch_file
 from twinpath.model.safetensors import INDEX_NAME, SINGLE_NAME
-from twinpath.model.store import Progress, Store, disk_errors, require_space, sha256_of
+from twinpath.model.store import Progress, Store, disk_errors, require_space
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -41,7 +41,6 @@ _SMALL_FILES = (
     "special_tokens_map.json",
     INDEX_NAME,
 )
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +84,30 @@ def _fetch(model: HubModel, store: Store, progress: Progress) -> Path:
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(model.repo, revision=model.revision, files_metadata=True)
+    found = store.find(model.source)
+    if found is not None and info.sha is not None and store.revision(model.source) == info.sha:
+        return found
     staged = store.partial(model.source) / "staged"
     staged.mkdir(exist_ok=True)
-    download = _Download(model, info.sha or model.revision, {s.rfilename: s for s in info.siblings or []}, staged)
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
+    _link_files(store.directory(model.source), staged, siblings)
+    download = _Download(model, info.sha or model.revision, siblings, staged)
     path = download.run(progress)
-    shutil.rmtree(staged / ".cache", ignore_errors=True)
-    published = store.publish(model.source, staged, path)
+    for leftover in staged.rglob(f"*{PART_SUFFIX}"):
+        leftover.unlink()
+    published = store.publish(model.source, staged, path, info.sha)
     shutil.rmtree(store.partial(model.source), ignore_errors=True)
     return published
+
+
+def _link_files(old: Path, staged: Path, names: Collection[str]) -> None:
+    """Let a new revision begin with the files of the one before; those that changed are fetched in their place."""
+    for name in names:
+        path, target = old / name, staged / name
+        if path.is_file() and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):
+                os.link(path, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +158,12 @@ class _Download:
             shards = set(json.loads((self.directory / INDEX_NAME).read_bytes())["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError):
             raise SourceError(f"{self.model.source}: {INDEX_NAME} is damaged") from None
-        missing = sorted(str(shard) for shard in shards if shard not in self.siblings)
+        missing = sorted(str(shard) for shard in shards if shard not in self.siblings or Path(shard).name != shard)
         if missing:
             raise SourceError(f"{self.model.source}: the repository has no {missing[0]}, which its index names")
         return sorted(shards)
 
     def _get(self, names: Sequence[str], progress: Progress) -> None:
-        from huggingface_hub import hf_hub_download
-
         total = sum(self.siblings[name].size or 0 for name in names)
         require_space(self.directory, max(0, total - _size_of(self.directory)))
         done = 0
@@ -159,54 +172,9 @@ class _Download:
             progress(done + growing, total, name)
 
         for name in names:
-            with _watch(self.directory, report):
-                hf_hub_download(self.model.repo, name, revision=self.commit, local_dir=self.directory)
-            self._verify(name)
+            fetch_file(RemoteFile(self.model.repo, self.commit, self.siblings[name]), self.directory, report)
             done += self.siblings[name].size or 0
             progress(done, total, name)
-
-    def _verify(self, name: str) -> None:
-        """LFS files are named by their sha256, small ones by git's sha1 of a blob."""
-        sibling, path = self.siblings[name], self.directory / name
-        if sibling.lfs is not None:
-            matches = sha256_of(path) == sibling.lfs.sha256
-        elif sibling.blob_id is not None:
-            content = path.read_bytes()
-            matches = (
-                hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-                == sibling.blob_id
-            )
-        else:
-            return
-        if not matches:
-            path.unlink()
-            raise SourceError(
-                f"{self.model.source}: {name} came damaged (its hash is not the hub's); start again to fetch it anew"
-            )
-
-
-@contextlib.contextmanager
-def _watch(directory: Path, report: Callable[[int], None]) -> Iterator[None]:
-    """Report the size of the unfinished download while the body runs; the library's own bars stay silent."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    done = threading.Event()
-
-    def poll() -> None:
-        while not done.wait(_POLL_S):
-            report(_incomplete_bytes(directory))
-
-    were_disabled = are_progress_bars_disabled()
-    disable_progress_bars()
-    thread = threading.Thread(target=poll, name="download-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        if not were_disabled:
-            enable_progress_bars()
 
 
 @contextlib.contextmanager
@@ -223,6 +191,11 @@ def _one_line_errors(model: HubModel) -> Iterator[None]:
         raise SourceError(f"{model.source}: the repository has no revision '{model.revision}'") from None
     except errors.RepositoryNotFoundError:
         raise SourceError(f"{model.source}: no such repository, or it is private and needs HF_TOKEN") from None
+    except errors.LocalEntryNotFoundError as error:
+        # The library's way to say that it could not even ask.
+        raise SourceError(
+            f"{model.source}: the hub cannot be reached ({_first_line(error.__cause__ or error)})"
+        ) from None
     except errors.EntryNotFoundError as error:
         raise SourceError(f"{model.source}: {_first_line(error)}") from None
     except errors.HfHubHTTPError as error:
@@ -242,12 +215,6 @@ def _one_line_errors(model: HubModel) -> Iterator[None]:
         raise SourceError(f"{model.source}: the hub cannot be reached ({_first_line(error)})") from None
 
 
-def _incomplete_bytes(directory: Path) -> int:
-    with contextlib.suppress(OSError):
-        return sum(path.stat().st_size for path in (directory / ".cache").rglob("*.incomplete"))
-    return 0
-
-
 def _size_of(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
@@ -256,6 +223,6 @@ def _listed(names: Sequence[str]) -> str:
     return f"it has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else "it has none"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

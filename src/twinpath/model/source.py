@@ -62,7 +62,7 @@ def remove(source: str, cache_dir: Path) -> int:
 
 def _local_path(source: str) -> Path:
     path = Path(source).expanduser()
-    if path.exists():
+    if source and path.exists():
         return path
     close = difflib.get_close_matches(source, ALIASES, n=1)
     hint = f"did you mean {close[0]}?" if close else f"aliases are {', '.join(ALIASES)}; repositories are hf://org/name"

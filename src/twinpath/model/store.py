@@ -56,11 +56,16 @@ class Store:
         origin = _read_origin(self.directory(source))
         return None if origin is None else self.directory(source) / origin["path"]
 
-    def publish(self, source: str, staged: Path, path: str) -> Path:
+    def revision(self, source: str) -> str | None:
+        """Which revision of `source` was published, where that is known."""
+        revision = (_read_origin(self.directory(source)) or {}).get("revision")
+        return revision if isinstance(revision, str) else None
+
+    def publish(self, source: str, staged: Path, path: str, revision: str | None = None) -> Path:
         """In one step, make the finished files in `staged` (same file system) the model of `source`."""
         final = self.directory(source)
         final.parent.mkdir(parents=True, exist_ok=True)
-        (staged / ORIGIN_NAME).write_text(json.dumps({"source": source, "path": path}))
+        (staged / ORIGIN_NAME).write_text(json.dumps({"source": source, "path": path, "revision": revision}))
         if final.exists():
             shutil.rmtree(final)
         staged.rename(final)
