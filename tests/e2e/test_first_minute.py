@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from e2e.served import Served, refused, serving
 
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 #: Nothing listens there: a server that needs the network now fails.
 NO_NETWORK = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}
@@ -84,3 +87,11 @@ def test_port_in_use_is_one_line(server: Served) -> None:
     port = server.url.rsplit(":", 1)[1]
     code, stderr = refused("--port", port, env=NO_NETWORK)
     assert code == 2 and port in stderr and stderr.count("\n") == 0
+
+
+def test_the_readme_snippet_answers(server: Served) -> None:
+    [snippet] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert "http://127.0.0.1:8000" in snippet
+    code = snippet.replace("http://127.0.0.1:8000", server.url)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "Paris" in result.stdout, result.stderr
