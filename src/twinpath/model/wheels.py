@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -72,33 +71,39 @@ def _verified(wheel: Wheel, path: Path) -> bool:
 
 
 def _fetch_with_pip(wheel: Wheel, directory: Path, progress: ByteProgress) -> None:
+    """pip copies what it has downloaded, so for a moment the wheel lies here twice."""
     temporary = directory / "pip"
-    temporary.mkdir(exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     try:
-        _run_pip(wheel, directory, temporary, progress)
+        _run_pip(wheel, temporary, progress)
+        for path in (temporary / "done").glob("*.whl"):
+            path.rename(directory / path.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _run_pip(wheel: Wheel, directory: Path, temporary: Path, progress: ByteProgress) -> None:
+def _run_pip(wheel: Wheel, temporary: Path, progress: ByteProgress) -> None:
     requirements = temporary / "requirements.txt"
     pin = f" --hash=sha256:{wheel.sha256}" if wheel.sha256 is not None else ""
     requirements.write_text(f"{wheel.requirement}{pin}\n")
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
     command = [sys.executable, "-c", _RUN_PIP, str(temporary), "download", *options, "--progress-bar=off"]
-    command += ["--dest", str(directory), "--requirement", str(requirements)]
-    with (temporary / "log").open("w+b") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            while process.poll() is None:
-                progress(_growing_bytes(temporary), wheel.num_bytes or 0)
-                time.sleep(_POLL_S)
-        finally:
-            process.kill()
-            process.wait()
-        log.seek(0)
-        if process.returncode != 0:
-            raise SourceError(f"{wheel.requirement}: {_pip_reason(log.read().decode(errors='replace'))}")
+    command += ["--dest", str(temporary / "done"), "--requirement", str(requirements)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        while True:
+            progress(_growing_bytes(temporary), wheel.num_bytes or 0)
+            try:
+                log, _ = process.communicate(timeout=_POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        process.kill()
+        process.communicate()
+    if process.returncode != 0:
+        raise SourceError(f"{wheel.requirement}: {_pip_reason(log.decode(errors='replace'))}")
 
 
 def _growing_bytes(directory: Path) -> int:
@@ -118,8 +123,11 @@ def _pip_reason(log: str) -> str:
         return "the disk is full; free some space and start again"
     if "DO NOT MATCH THE HASHES" in log:
         return "the index's wheel has another sha256 than it must have; nothing was kept"
-    lines = [line.removeprefix("ERROR:").strip() for line in log.splitlines() if line.startswith("ERROR:")]
-    return f"pip download failed: {lines[-1][:300] if lines else 'no reason given'}"
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    # An exception inside pip ends with its traceback, whose last line says what it was.
+    reason = lines[-1] if lines and (not errors or errors[-1] == "Exception:") else (errors or ["no reason given"])[-1]
+    return f"pip download failed: {reason[:300]}"
 
 
 def _fetch_from_index(wheel: Wheel, directory: Path, progress: ByteProgress, index: str) -> Path | None:
