@@ -95,8 +95,12 @@ def build_engine(settings: WorkerSettings, report: Report) -> tuple[Engine, dict
         scripted = ScriptedEngine(load_script(config.model_path))
         return scripted, scripted.facts
     if config.kind == "reference":
-        from twinpath.engine.reference_load import open_reference
-
+        try:
+            from twinpath.engine.reference_load import open_reference
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise UserError("the reference engine needs torch: pip install 'twinpath[torch]'") from None
         reference = open_reference(config, settings.scheduler, report)
         return reference, reference.facts
     return _build_native(settings, report)

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from twinpath.ipc import Channel, ChannelClosed, FrameError, Link, SocketChannel, connect_link, local_pair
+from twinpath.ipc import Channel, ChannelClosed, FrameError, SocketChannel
+from twinpath.ipc.link import Link, connect_link
+from twinpath.ipc.local import local_pair
 from twinpath.ipc.messages import Cancel, Gauges, Heartbeat, Submit, ToGateway
 from twinpath.types import Request, SamplingParams
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from twinpath.ipc import LinkHandler
+from twinpath.ipc.link import LinkHandler
 from twinpath.ipc.messages import ToEngine
 
 

@@ -9,8 +9,8 @@ from threading import Thread
 from twinpath.config import SchedulerConfig
 from twinpath.contracts import Engine
 from twinpath.gateway.launcher import EngineHandle
-from twinpath.ipc import LinkHandler, local_pair
-from twinpath.ipc.local import LocalChannel, LocalLink
+from twinpath.ipc.link import LinkHandler
+from twinpath.ipc.local import LocalChannel, LocalLink, local_pair
 from twinpath.ipc.messages import Drain, Fatal, Ready, ToEngine
 from twinpath.scheduler import EngineLoop, HeartbeatThread, Scheduler, resolve_limits
 

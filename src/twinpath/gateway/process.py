@@ -11,7 +11,7 @@ import sys
 from twinpath.config import EngineConfig, SchedulerConfig
 from twinpath.errors import EngineError
 from twinpath.gateway.launcher import EngineHandle
-from twinpath.ipc import Link, LinkHandler, connect_link
+from twinpath.ipc.link import Link, LinkHandler, connect_link
 from twinpath.ipc.messages import Drain, ToEngine
 from twinpath.ipc.settings import encode_settings
 

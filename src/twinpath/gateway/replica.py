@@ -179,8 +179,8 @@ class Replica:
         if self._empty.is_set():
             self._empty.clear()
             self._quiet_since_s = self._clock()
-        self._supervisor.send(Submit(request))
         try:
+            self._supervisor.send(Submit(request))
             while True:
                 event = await stream.next()
                 yield event

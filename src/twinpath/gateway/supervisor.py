@@ -38,7 +38,7 @@ class WatchdogLimits:
     #: The same before Ready: importing and mapping hold the interpreter's lock for long.
     loading_silent_s: float = 60.0
     #: Busy, beating, and not one layer or loop turn done.
-    stuck_s: float = 4.0
+    stuck_s: float = 3.5
     check_s: float = 0.2
     #: A life shorter than this counts as a fast failure; from the second in a row on the restart waits.
     fast_failure_s: float = 10.0

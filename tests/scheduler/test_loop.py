@@ -1,0 +1,151 @@
+"""The loop between a channel and an engine: order, quiet, interrupts, ends."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Thread
+
+import pytest
+
+from scheduler.stepping import make_request
+from twinpath.engine.scripted import END_ID, Script, ScriptedEngine, ScriptedShape, ScriptFile
+from twinpath.ipc import ChannelClosed
+from twinpath.ipc.messages import Cancel, Drain, Events, Submit, ToEngine, ToGateway
+from twinpath.scheduler import EngineLoop, Scheduler, SchedulerLimits
+from twinpath.types import Event, FinishEvent, FinishReason, TokensEvent
+
+TIMEOUT_S = 30
+
+
+class Pipe:
+    """A Channel whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.to_engine: SimpleQueue[ToEngine | None] = SimpleQueue()
+        self.to_gateway: SimpleQueue[ToGateway] = SimpleQueue()
+
+    def send(self, message: ToGateway) -> None:
+        self.to_gateway.put(message)
+
+    def receive(self) -> ToEngine:
+        message = self.to_engine.get()
+        if message is None:
+            raise ChannelClosed("gone")
+        return message
+
+    def close(self) -> None: ...
+
+    def next_events(self) -> list[Event]:
+        message = self.to_gateway.get(timeout=TIMEOUT_S)
+        assert isinstance(message, Events)
+        return message.events
+
+
+@contextmanager
+def looping(*scripts: Script, step_tokens: int = 256, **shape: object) -> Iterator[tuple[Pipe, EngineLoop, Scheduler]]:
+    engine = ScriptedEngine(ScriptFile(scripts=scripts, engine=ScriptedShape(**shape)))  # type: ignore[arg-type]
+    scheduler = Scheduler(engine.info, SchedulerLimits(8, step_tokens))
+    pipe = Pipe()
+    loop = EngineLoop(engine, scheduler, pipe, owns_process=False)
+    thread = Thread(target=loop.run, daemon=True)
+    thread.start()
+    yield pipe, loop, scheduler
+    pipe.to_engine.put(None)
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_requests_are_answered_in_the_order_of_their_steps(depth: int) -> None:
+    with looping(Script(match="hi", text="abc"), depth=depth) as (pipe, _, _):
+        pipe.to_engine.put(Submit(make_request("r", "hi")))
+        told = [event for _ in range(4) for event in pipe.next_events()]
+    assert [event.token_ids for event in told if isinstance(event, TokensEvent)] == [[97], [98], [99], [END_ID]]
+    assert isinstance(told[-1], FinishEvent)
+
+
+def test_an_idle_loop_does_not_turn() -> None:
+    with looping(Script(text="a")) as (pipe, loop, _):
+        pipe.to_engine.put(Submit(make_request("r", "hi")))
+        while not isinstance(pipe.next_events()[-1], FinishEvent):
+            pass
+        first = loop.heartbeat()
+        # Two messages that are nothing to do: the loop wakes for each, and only for them.
+        pipe.to_engine.put(Cancel("unknown"))
+        pipe.to_engine.put(Submit(make_request("empty", "")))
+        pipe.next_events()
+        second = loop.heartbeat()
+    assert not first.busy and not second.busy
+    assert second.progress - first.progress <= 3
+
+
+def test_cancel_is_seen_while_the_engine_is_inside_a_step() -> None:
+    """The step would take 100 s."""
+    with looping(layers=10_000, prefill_us_per_token=50_000, max_step_tokens=2000, step_tokens=2000) as (
+        pipe,
+        loop,
+        scheduler,
+    ):
+        pipe.to_engine.put(Submit(make_request("r", "x" * 2000)))
+        while scheduler.num_outstanding == 0 or loop.heartbeat().progress < 5:
+            pass
+        assert loop.heartbeat().busy
+        pipe.to_engine.put(Cancel("r"))
+        (finish,) = pipe.next_events()
+        assert isinstance(finish, FinishEvent) and finish.reason is FinishReason.ABORT
+    assert scheduler.pool.num_used == 0
+
+
+def test_others_in_an_interrupted_step_get_the_same_tokens() -> None:
+    slow = {"layers": 100, "prefill_us_per_token": 5_000, "max_step_tokens": 256}
+    with looping(Script(match="good", text="0123456789"), **slow) as (pipe, _, scheduler):
+        pipe.to_engine.put(Submit(make_request("good", "good")))
+        told = pipe.next_events()
+        pipe.to_engine.put(Submit(make_request("big", "x" * 4000)))
+        while scheduler.num_running < 2:
+            pass
+        pipe.to_engine.put(Cancel("big"))
+        while not (isinstance(told[-1], FinishEvent) and told[-1].request_id == "good"):
+            told += pipe.next_events()
+    tokens = [t for e in told if isinstance(e, TokensEvent) and e.request_id == "good" for t in e.token_ids]
+    assert bytes(tokens[:-1]) == b"0123456789"
+
+
+def test_drain_ends_the_loop_and_an_engines_exception_passes() -> None:
+    engine = ScriptedEngine(ScriptFile(scripts=(Script(text="abc", raise_at=1),)))
+    for message, error in ((Drain(), None), (Submit(make_request("r", "hi")), RuntimeError)):
+        pipe = Pipe()
+        loop = EngineLoop(engine, Scheduler(engine.info, SchedulerLimits(8, 256)), pipe, owns_process=False)
+        pipe.to_engine.put(message)
+        if error is None:
+            loop.run()
+        else:
+            with pytest.raises(error, match="scripted exception"):
+                loop.run()
+        pipe.to_engine.put(None)
+
+
+def test_warm_up_runs_one_forward_and_leaves_nothing() -> None:
+    engine = ScriptedEngine(keep_plans=True)
+    scheduler = Scheduler(engine.info, SchedulerLimits(8, 256))
+    EngineLoop(engine, scheduler, Pipe(), owns_process=False).warm_up()
+    assert len(engine.plans) == 2 and engine.plans[0].sample.all()
+    assert scheduler.pool.num_available == scheduler.pool.num_pages and len(scheduler.prefix) == 0
+    assert scheduler.num_running == scheduler.num_waiting == scheduler.num_outstanding == 0
+
+
+def test_only_the_owner_of_the_process_touches_the_garbage_collector() -> None:
+    engine = ScriptedEngine()
+    for owns, enabled in ((False, True), (True, False)):
+        pipe = Pipe()
+        pipe.to_engine.put(Drain())
+        try:
+            EngineLoop(engine, Scheduler(engine.info, SchedulerLimits(8, 256)), pipe, owns_process=owns).run()
+            assert gc.isenabled() is enabled
+        finally:
+            gc.enable()
+            gc.unfreeze()
+            pipe.to_engine.put(None)
