@@ -163,3 +163,23 @@ def test_a_template_that_would_take_a_late_system_message_for_an_answer() -> Non
     """It counts turns only, as Gemma 3's: user, system, user passes, user, assistant, system, user does not."""
     messages = (says("user", "a"), says("assistant", "b"), says("system", "c"), says("user", "d"))
     assert render(STRICT, *messages) == "[system]c[user]a[assistant]b[user]d"
+
+
+#: As Mistral's: insists on ids of nine characters.
+NINE = """{%- for m in messages -%}
+{%- for c in m.tool_calls or [] -%}
+{%- if c.id | length != 9 -%}
+{{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') -}}
+{%- endif -%}
+<{{ c.id }}>{{ c.function.name }}
+{%- endfor -%}
+{%- if m.role == 'tool' -%}({{ m.tool_call_id }}){%- endif -%}
+{{- m.content -}}
+{%- endfor -%}"""
+
+
+def test_ids_of_any_form_for_a_template_that_wants_nine_characters() -> None:
+    text = render(NINE, *HISTORY)
+    short = text[text.index("<") + 1 : text.index(">")]
+    assert len(short) == 9 and short.isalnum()
+    assert text == f"2+2?<{short}>sum({short})4ok?"

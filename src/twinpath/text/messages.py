@@ -6,6 +6,7 @@ Input: plain dicts whose schema `api` has checked. Rules, in this order:
   3. tool call arguments become an object when they parse as one; otherwise the text stays as it is.
   4. What the template cannot express is said in words it can (see `TemplateTraits`):
      - tool calls of a template that ignores them are appended to the content as `<tool_call>` JSON lines;
+     - call ids get nine characters where it insists on that;
      - tool results become user messages in `<tool_response>`;
      - system messages that it would refuse or drop where they stand are joined, in order, to one system message at the
        front (or, when it knows no system role at all, to the first user message), a blank line between them;
@@ -14,6 +15,7 @@ Input: plain dicts whose schema `api` has checked. Rules, in this order:
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +59,13 @@ class TemplateTraits:
 
     @cached_property
     def renders_tool_calls(self) -> bool:
-        return any(self._shows(_user(), _call(arguments)) for arguments in ({"x": 1}, '{"x": 1}'))
+        return any(self._shows(_user(), call) for call in (_call({"x": 1}), _as_text(_call({"x": 1}))))
+
+    @cached_property
+    def needs_short_ids(self) -> bool:
+        """Mistral's templates want call ids of exactly nine letters or digits."""
+        long_id = _call({"x": 1}, "call_0123456789abcdef")
+        return self.renders_tool_calls and not any(self._shows(_user(), call) for call in (long_id, _as_text(long_id)))
 
     @cached_property
     def renders_tool_results(self) -> bool:
@@ -80,6 +88,8 @@ def normalize(messages: Iterable[Mapping[str, Any]], traits: TemplateTraits) -> 
     """Messages as the template of `traits` can render them; the input is not changed."""
     plain = [_plain(message, traits) for message in messages]
     plain = [_spell_tools(message, traits) for message in plain]
+    if any("tool_calls" in message for message in plain) and traits.needs_short_ids:
+        plain = [_shorten_ids(message) for message in plain]
     plain = _place_systems(plain, traits)
     has_neighbours = any(a["role"] == b["role"] != "tool" for a, b in pairwise(plain))
     if has_neighbours and not traits.renders_neighbours:
@@ -146,6 +156,20 @@ def _spell_tools(message: Message, traits: TemplateTraits) -> Message:
     return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
 
 
+def _shorten_ids(message: Message) -> Message:
+    short = dict(message)
+    if "tool_call_id" in message:
+        short["tool_call_id"] = _short_id(message["tool_call_id"])
+    if "tool_calls" in message:
+        short["tool_calls"] = [c | {"id": _short_id(c["id"])} if "id" in c else c for c in message["tool_calls"]]
+    return short
+
+
+def _short_id(call_id: str) -> str:
+    """Nine characters; the same for a call and its result."""
+    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
+
+
 def _call_json(call: Message) -> str:
     function = call["function"]
     return json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
@@ -191,10 +215,17 @@ def _user() -> Message:
     return {"role": "user", "content": "a"}
 
 
-def _call(arguments: Any) -> Message:
+def _call(arguments: Any, call_id: str = "call00001") -> Message:
     function = {"name": _PROBE, "arguments": arguments}
     return {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"type": "function", "id": "call00001", "function": function}],
+        "tool_calls": [{"type": "function", "id": call_id, "function": function}],
     }
+
+
+def _as_text(message: Message) -> Message:
+    """The same call with its arguments as text, for templates that paste them in."""
+    [call] = message["tool_calls"]
+    function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
+    return message | {"tool_calls": [call | {"function": function}]}
