@@ -40,10 +40,11 @@ class Served:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self.changed:
-                self.lines.append(line.rstrip("\n"))
-                self.changed.notify_all()
+        with self.process.stderr as stderr:
+            for line in stderr:
+                with self.changed:
+                    self.lines.append(line.rstrip("\n"))
+                    self.changed.notify_all()
         with self.changed:
             self.lines.append("")
             self.changed.notify_all()
