@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twinpath.cli.resolve import choose_model, resolve, served_name
+from twinpath.cli.resolve import choose_model, resolve, served_name, unread_settings
 from twinpath.cli.settings import SETTINGS
 from twinpath.config import EngineConfig, HttpConfig, SchedulerConfig, ServeConfig
 from twinpath.errors import UserError
@@ -25,6 +25,11 @@ def test_defaults_are_those_of_the_config() -> None:
         http=HttpConfig(),
         scheduler=SchedulerConfig(),
     )
+
+
+def test_settings_without_effect_depend_on_the_engine() -> None:
+    assert unread_settings(resolve("m", values()).engine) == {"dtype", "gpu_memory_utilization"}
+    assert "gpu_memory_utilization" not in unread_settings(resolve("m", values(device="cuda")).engine)
 
 
 def test_keys_may_be_repeated_or_joined_by_commas() -> None:

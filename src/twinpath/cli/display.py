@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from twinpath.cli.resolve import unread_settings
 from twinpath.cli.settings import SETTINGS
 from twinpath.config import ServeConfig
 from twinpath.ipc.messages import Ready
@@ -102,15 +103,17 @@ def settings_table(config: ServeConfig, info: Ready, origins: Mapping[str, str])
         table.add_row(name, escape(value), origins.get(name, ""))
     for name, value in info.facts.items():
         origin = next((origins.get(setting, "") for setting, fact in SHOWN_BY_FACT.items() if fact == name), "")
+        origin = origins.get(name, origin)
         table.add_row(escape(name), escape(value), origin)
     return table
 
 
 def settings_rows(config: ServeConfig, info: Ready) -> Iterator[tuple[str, str]]:
-    """Every setting whose resolved value no fact shows; secrets only counted."""
+    """Every setting that has an effect and that no fact shows; secrets only counted."""
     sections = {"serve": config, "http": config.http, "engine": config.engine, "scheduler": config.scheduler}
+    unread = unread_settings(config.engine)
     for setting in SETTINGS:
-        if SHOWN_BY_FACT.get(setting.name) in info.facts:
+        if setting.name in info.facts or SHOWN_BY_FACT.get(setting.name) in info.facts or setting.name in unread:
             continue
         value = getattr(sections[setting.section], setting.field)
         if setting.name == "api_key":

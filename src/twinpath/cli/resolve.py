@@ -35,6 +35,21 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "max_waiting": (0, 1 << 24),
 }
 
+#: Kind of engine -> settings that it does not read.
+UNREAD: Mapping[str, frozenset[str]] = {
+    "native": frozenset({"dtype", "gpu_memory_utilization"}),
+    "reference": frozenset({"threads", "isa", "activation_bits"}),
+    "scripted": frozenset(
+        {"device", "dtype", "threads", "isa", "activation_bits", "page_size", "kv_cache_mb", "gpu_memory_utilization"}
+    ),
+}
+
+
+def unread_settings(engine: EngineConfig) -> frozenset[str]:
+    """Settings that have no effect with this engine: not shown, and worth a line when somebody set one."""
+    unread = UNREAD[engine.kind]
+    return unread if engine.device == "cuda" else unread | {"gpu_memory_utilization"}
+
 
 def choose_model(argument: str | None, flag: str | None, default: str) -> str:
     if argument is not None and flag is not None and argument != flag:

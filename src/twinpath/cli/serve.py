@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import uvloop
 from rich.console import Console
 
 from twinpath.cli.display import download_bar, load_bar, settings_table, stderr_console
-from twinpath.cli.resolve import cache_dir, with_model
+from twinpath.cli.resolve import cache_dir, unread_settings, with_model
 from twinpath.config import ServeConfig
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def run_server(config: ServeConfig, origins: Mapping[str, str]) -> int:
 
     view = StartView(origins)
     configure_logging(config.log_level)
+    for name in sorted(unread_settings(config.engine) & {name for name, origin in origins.items() if origin}):
+        flag = name.replace("_", "-")
+        print(f"twinpath: --{flag} has no effect with the {config.engine.kind} engine", file=sys.stderr)
     # First of all: a taken port should not be found out after a download.
     with bind(config.http) as listener:
         files = fetch(config, view.console)
