@@ -53,9 +53,11 @@ def nginx_before(server: LiveServer, home: Path, changes: dict[str, str] | None 
         + f"events {{ worker_connections 512; }}\nhttp {{\naccess_log off;\n{temporary}include {home}/twinpath.conf;\n}}\n"
     )
     assert NGINX is not None
-    process = subprocess.Popen([NGINX, "-p", str(home), "-c", str(home / "nginx.conf")], stderr=subprocess.PIPE)
+    with (home / "stderr").open("wb") as stderr:
+        process = subprocess.Popen([NGINX, "-p", str(home), "-c", str(home / "nginx.conf")], stderr=stderr)
     try:
-        server.wait_until(lambda: is_listening(port, process), "nginx listens")
+        server.wait_until(lambda: process.poll() is not None or is_listening(port), "nginx listens")
+        assert process.poll() is None, (home / "stderr").read_text()
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False, verify=False) as client:
             yield client
         assert (home / "error.log").read_text() == ""
@@ -64,8 +66,7 @@ def nginx_before(server: LiveServer, home: Path, changes: dict[str, str] | None 
         process.wait(10)
 
 
-def is_listening(port: int, process: subprocess.Popen[bytes]) -> bool:
-    assert process.poll() is None, process.communicate()[1].decode()
+def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
