@@ -120,6 +120,7 @@ class CpuEngine:
         }
         self._slots: dict[int, _Slot] = {}
         self._plan: StepPlan | None = None
+        self._closed = False
         self._lock = threading.Lock()
 
     @property
@@ -129,6 +130,8 @@ class CpuEngine:
     def submit(self, plan: StepPlan) -> int:
         check_plan(plan, self._info)
         with self._lock:
+            if self._closed:
+                raise EngineError("the engine is closed")
             if self._plan is not None:
                 raise ValueError("a plan is outstanding, the engine's depth is 1")
             self._plan = plan
@@ -162,6 +165,11 @@ class CpuEngine:
         self.model.set_threads(threads)
 
     def close(self) -> None:
+        """Not while `poll` runs; an outstanding plan is lost."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, self._plan = True, None
         self._sampler.close()
         self.model.close()
 
@@ -199,7 +207,9 @@ class CpuEngine:
         self._sampler.reset(init.slot, init.sampling, init.history, init.num_prompt)
         self._slots[init.slot] = _Slot(init.sampling, init.history.tolist(), init.num_prompt)
 
-    def _resolve(self, plan: StepPlan, output: _Output) -> tuple[Int32s, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+    def _resolve(
+        self, plan: StepPlan, output: _Output
+    ) -> tuple[Int32s, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
         """Tokens with PENDING ones filled in, and which segments want prompt log-probabilities; bad segments fail."""
         tokens = plan.tokens
         if (tokens == PENDING_TOKEN).any():
@@ -248,22 +258,19 @@ class CpuEngine:
         for index, wants_prompt in zip(kept, keep.tolist(), strict=True):
             slot_id, start, length = int(plan.slots[index]), int(plan.starts[index]), int(plan.lengths[index])
             slot = self._slots[slot_id]
+            hidden_begin, logits_begin = hidden_row, logits_row
+            hidden_row += length if wants_prompt else 0
+            logits_row += int(plan.sample[index])
             try:
                 if wants_prompt:
-                    rows = hidden[hidden_row : hidden_row + length]
-                    hidden_row += length
-                    output.prompt_logprobs[index] = self._prompt_logprobs(slot, start, rows)
+                    output.prompt_logprobs[index] = self._prompt_logprobs(slot, start, hidden[hidden_begin:hidden_row])
                 if plan.sample[index]:
-                    row = logits[logits_row]
-                    logits_row += 1
-                    self._sample(slot_id, slot, start + length, row, index, output)
+                    self._sample(slot_id, slot, start + length, logits[logits_begin], index, output)
             except EngineError as failure:
                 output.failures[index] = str(failure)
                 output.prompt_logprobs.pop(index, None)
 
-    def _sample(
-        self, slot_id: int, slot: _Slot, position: int, logits: Float32s, index: int, output: _Output
-    ) -> None:
+    def _sample(self, slot_id: int, slot: _Slot, position: int, logits: Float32s, index: int, output: _Output) -> None:
         if len(slot.history) != position:
             raise EngineError(f"{len(slot.history)} tokens are known, position {position} cannot be sampled")
         token = self._sampler.sample(slot_id, logits, position)

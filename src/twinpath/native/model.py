@@ -137,7 +137,7 @@ class NativeModel:
 
     def progress(self) -> int:
         """From any thread: grows while a step works."""
-        return int(self._library.tp_progress(self._handle))
+        return int(self._library.tp_progress(self._handle)) if self._handle else 0
 
     def set_threads(self, threads: int) -> None:
         """Between steps."""
@@ -166,13 +166,21 @@ class NativeModel:
             tensor = weights[name]
             data = np.ascontiguousarray(tensor.data)
             status = self._library.tp_set_tensor(
-                self._handle, name.encode(), FORMAT_IDS[tensor.type], tensor.rows, tensor.cols, data.ctypes.data, data.nbytes
+                self._handle,
+                name.encode(),
+                FORMAT_IDS[tensor.type],
+                tensor.rows,
+                tensor.cols,
+                data.ctypes.data,
+                data.nbytes,
             )
             if status != STATUS_DONE:
                 raise ModelLoadError(self._error())
             _forget_pages(tensor)
 
-    def _check_shapes(self, starts: Int32s, lengths: Int32s, sample: Flags, tokens: Int32s, block_tables: Int32s) -> None:
+    def _check_shapes(
+        self, starts: Int32s, lengths: Int32s, sample: Flags, tokens: Int32s, block_tables: Int32s
+    ) -> None:
         num_segments = len(starts)
         if lengths.shape != (num_segments,) or sample.shape != (num_segments,) or starts.ndim != 1:
             raise EngineError("starts, lengths and sample differ in length")
@@ -185,7 +193,9 @@ class NativeModel:
         if residual is None:
             return None
         if residual.shape != (num_rows, self.spec.hidden_size) or residual.dtype != np.float32:
-            raise EngineError(f"residual of shape {residual.shape} {residual.dtype}, expected [{num_rows}, {self.spec.hidden_size}]")
+            raise EngineError(
+                f"residual of shape {residual.shape} {residual.dtype}, expected [{num_rows}, {self.spec.hidden_size}]"
+            )
         if not residual.flags.c_contiguous or not residual.flags.writeable:
             raise EngineError("residual must be contiguous and writable")
         return residual.ctypes.data
