@@ -30,6 +30,7 @@ _PLAIN_FLAGS = {"sampler.cpp": ("-ffp-contract=off",), "kernels_portable.cpp": (
 _ISA_SOURCES: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
     "x86_64": {
         "kernels_avx2.cpp": (("-mavx2", "-mfma", "-mf16c"), "TP_HAVE_AVX2"),
+        "kernels_avxvnni.cpp": (("-mavx2", "-mfma", "-mf16c"), "TP_HAVE_AVXVNNI"),
         "kernels_avx512.cpp": (
             ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni",
              "-mprefer-vector-width=512"),

@@ -5,12 +5,17 @@
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <cpuid.h>
 #endif
 
 namespace tp {
 
 #ifndef TP_HAVE_AVX2
 const Kernels* kernels_avx2() { return nullptr; }
+#endif
+#ifndef TP_HAVE_AVXVNNI
+const Kernels* kernels_avxvnni() { return nullptr; }
 #endif
 #ifndef TP_HAVE_AVX512VNNI
 const Kernels* kernels_avx512vnni() { return nullptr; }
@@ -23,12 +28,21 @@ namespace {
 
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+bool has_avxvnni() {  // asked of the processor itself: compilers learnt the name late
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+}
 bool has_avx512vnni() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
 #else
 bool has_avx2() { return false; }
+bool has_avxvnni() {  // asked of the processor itself: compilers learnt the name late
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+}
+bool has_avxvnni() { return false; }
 bool has_avx512vnni() { return false; }
 #endif
 
@@ -49,7 +63,7 @@ const Kernels* choose_kernels(const char* name) {
         const Kernels* kernels;
         bool usable;
     } sets[] = {
-        {kernels_avx512vnni(), has_avx512vnni()}, {kernels_avx2(), has_avx2()}, {kernels_neon(), has_neon()}, {kernels_portable(), true}};
+        {kernels_avx512vnni(), has_avx512vnni()}, {kernels_avxvnni(), has_avxvnni()}, {kernels_avx2(), has_avx2()}, {kernels_neon(), has_neon()}, {kernels_portable(), true}};
     for (const auto& set : sets) {
         if (set.kernels && set.usable && (!std::strcmp(name, "auto") || !std::strcmp(name, set.kernels->name))) return set.kernels;
     }

@@ -81,6 +81,7 @@ struct Kernels {
 
 const Kernels* kernels_portable();
 const Kernels* kernels_avx2();        // null when not compiled in
+const Kernels* kernels_avxvnni();     // null when not compiled in
 const Kernels* kernels_avx512vnni();  // null when not compiled in
 const Kernels* kernels_neon();        // null when not compiled in
 

@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#define TP_AVX_VNNI 0
+
 namespace tp {
 namespace {
 

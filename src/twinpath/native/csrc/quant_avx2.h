@@ -1,5 +1,5 @@
 // Quantised micro-kernels in 256-bit integers, for kernels_avx2.cpp and kernels_avxvnni.cpp. Included inside the including
-// unit's own namespace, after vec_avx2.h.
+// unit's own namespace, after vec_avx2.h; the unit defines TP_AVX_VNNI as 0 or 1.
 //
 // Activations are two planes of signed bytes, integer = 256 * high + low; weights unsigned bytes.
 //   AVX-VNNI: vpdpbusd adds four exact products per lane.
@@ -7,6 +7,22 @@
 //     format's largest code allows, and Q8_0, whose codes do not allow even one, is multiplied in 16 bits (vpmaddwd).
 // All integer sums are exact, so every path gives the same totals.
 #pragma once
+
+// Loops over tokens and halves carry registers, so they are unrolled. Loops over cells stay rolled for AVX2: unrolled, GCC
+// hoists their loads and spills the sums (Q4_1, four tokens: 46 GMAC/s rolled, 41 unrolled). VNNI has half as many
+// instructions and gains from unrolling (Q8_0, four tokens: 51 and 72).
+#if defined(__GNUC__) && !defined(__clang__)
+#define TP_UNROLL _Pragma("GCC unroll 16")
+#define TP_ROLL _Pragma("GCC unroll 1")
+#else
+#define TP_UNROLL _Pragma("unroll")
+#define TP_ROLL _Pragma("nounroll")
+#endif
+#if TP_AVX_VNNI
+#define TP_CELLS TP_UNROLL
+#else
+#define TP_CELLS TP_ROLL
+#endif
 
 template <int kBits>
 inline void quantize_block(const float* x, int8_t* planes, BlockNote* note) {
@@ -57,33 +73,13 @@ inline void quantize_block(const float* x, int8_t* planes, BlockNote* note) {
     note->first_sum = first_sum;
 }
 
-// Sixteen rows' 32-bit integers.
-struct Totals {
-    __m256i a, b;
-};
-
 inline __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 // Four consecutive bytes of a plane in every lane.
 inline __m256i spread(const int8_t* p) {
     return _mm256_castps_si256(_mm256_broadcast_ss(reinterpret_cast<const float*>(p)));
 }
 
-// Codes of one block as bytes: cells[2 j] are rows 0..7 of columns 4 j .. 4 j + 3, cells[2 j + 1] rows 8..15.
-template <Format F>
-inline void load_cells(const uint8_t* p, __m256i* cells) {
-    if constexpr (format_info(F).code_bits == 4) {
-        const __m256i nibble = _mm256_set1_epi8(15);
-        for (int i = 0; i < 8; ++i) {
-            const __m256i packed = load_256(p + 32 * i);
-            cells[i] = _mm256_and_si256(packed, nibble);
-            cells[8 + i] = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
-        }
-    } else {
-        for (int i = 0; i < 16; ++i) cells[i] = load_256(p + 32 * i);
-    }
-}
-
-// Products of cells that fit a signed 16-bit sum: 256 * (largest code) * cells <= 32767.
+// Cells (four columns of eight rows) whose products fit a signed 16-bit sum: 256 * (largest code) * cells <= 32767.
 constexpr int narrow_cells(Format f) {
     switch (f) {
         case Format::kQ4_0: case Format::kQ4_1: case Format::kQ4_K: return 8;  // 15 * 256 * 8 = 30720
@@ -93,64 +89,110 @@ constexpr int narrow_cells(Format f) {
     }
 }
 
-// totals[t] = sum over cells [kBegin, kEnd) of code * integer, for T tokens whose planes are `stride` bytes apart.
-template <Format F, int kBits, int T, int kBegin, int kEnd>
-inline void multiply_cells(const __m256i* cells, const int8_t* planes, int64_t stride, Totals* totals) {
-#if defined(__AVXVNNI__)
-    Totals low[T];
-    for (int t = 0; t < T; ++t) totals[t].a = totals[t].b = low[t].a = low[t].b = _mm256_setzero_si256();
-    for (int j = kBegin; j < kEnd; ++j) {
+// Sums of code * plane, for the high and the low plane of T tokens and H half groups of eight rows.
+template <Format F, int kBits, int T, int H>
+struct Sums {
+    __m256i high[T][H], low[T][H];
+
+    void clear() {
+        TP_UNROLL
         for (int t = 0; t < T; ++t) {
-            const __m256i h = spread(planes + t * stride + 4 * j);
-            totals[t].a = _mm256_dpbusd_avx_epi32(totals[t].a, cells[2 * j], h);
-            totals[t].b = _mm256_dpbusd_avx_epi32(totals[t].b, cells[2 * j + 1], h);
+            TP_UNROLL
+            for (int h = 0; h < H; ++h) high[t][h] = low[t][h] = _mm256_setzero_si256();
+        }
+    }
+
+    void add_cell(const __m256i* codes, const int8_t* planes, int64_t stride) {
+        TP_UNROLL
+        for (int t = 0; t < T; ++t) {
+            const __m256i x = spread(planes + t * stride);
+            TP_UNROLL
+            for (int h = 0; h < H; ++h) high[t][h] = add_products(high[t][h], codes[h], x);
             if constexpr (kBits == 16) {
-                const __m256i l = spread(planes + t * stride + kBlock + 4 * j);
-                low[t].a = _mm256_dpbusd_avx_epi32(low[t].a, cells[2 * j], l);
-                low[t].b = _mm256_dpbusd_avx_epi32(low[t].b, cells[2 * j + 1], l);
+                const __m256i y = spread(planes + t * stride + kBlock);
+                TP_UNROLL
+                for (int h = 0; h < H; ++h) low[t][h] = add_products(low[t][h], codes[h], y);
             }
         }
     }
-    if constexpr (kBits == 16) {
-        for (int t = 0; t < T; ++t) {
-            totals[t].a = _mm256_add_epi32(_mm256_slli_epi32(totals[t].a, 8), low[t].a);
-            totals[t].b = _mm256_add_epi32(_mm256_slli_epi32(totals[t].b, 8), low[t].b);
-        }
+
+#if TP_AVX_VNNI
+    static constexpr int kMaxCells = 8;
+    static __m256i add_products(__m256i sum, __m256i codes, __m256i x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
+    __m256i total(int t, int h) const {
+        return kBits == 16 ? _mm256_add_epi32(_mm256_slli_epi32(high[t][h], 8), low[t][h]) : high[t][h];
     }
 #else
-    constexpr int kNarrow = narrow_cells(F);
-    const __m256i one = _mm256_set1_epi16(1), high_weight = _mm256_set1_epi16(kBits == 16 ? 256 : 1);
-    for (int begin = kBegin; begin < kEnd; begin += kNarrow) {
-        const int end = begin + kNarrow < kEnd ? begin + kNarrow : kEnd;
-        Totals high[T], low[T];
-        for (int j = begin; j < end; ++j) {
-            for (int t = 0; t < T; ++t) {
-                const __m256i h = spread(planes + t * stride + 4 * j);
-                const Totals product = {_mm256_maddubs_epi16(cells[2 * j], h), _mm256_maddubs_epi16(cells[2 * j + 1], h)};
-                high[t].a = j == begin ? product.a : _mm256_add_epi16(high[t].a, product.a);
-                high[t].b = j == begin ? product.b : _mm256_add_epi16(high[t].b, product.b);
-                if constexpr (kBits == 16) {
-                    const __m256i l = spread(planes + t * stride + kBlock + 4 * j);
-                    const Totals rest = {_mm256_maddubs_epi16(cells[2 * j], l), _mm256_maddubs_epi16(cells[2 * j + 1], l)};
-                    low[t].a = j == begin ? rest.a : _mm256_add_epi16(low[t].a, rest.a);
-                    low[t].b = j == begin ? rest.b : _mm256_add_epi16(low[t].b, rest.b);
-                }
-            }
-        }
-        for (int t = 0; t < T; ++t) {
-            Totals wide = {_mm256_madd_epi16(high[t].a, high_weight), _mm256_madd_epi16(high[t].b, high_weight)};
-            if constexpr (kBits == 16) {
-                wide.a = _mm256_add_epi32(wide.a, _mm256_madd_epi16(low[t].a, one));
-                wide.b = _mm256_add_epi32(wide.b, _mm256_madd_epi16(low[t].b, one));
-            }
-            totals[t].a = begin == kBegin ? wide.a : _mm256_add_epi32(totals[t].a, wide.a);
-            totals[t].b = begin == kBegin ? wide.b : _mm256_add_epi32(totals[t].b, wide.b);
-        }
+    static constexpr int kMaxCells = narrow_cells(F);
+    static __m256i add_products(__m256i sum, __m256i codes, __m256i x) {
+        return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
+    }
+    __m256i total(int t, int h) const {
+        const __m256i wide = _mm256_madd_epi16(high[t][h], _mm256_set1_epi16(kBits == 16 ? 256 : 1));
+        return kBits == 16 ? _mm256_add_epi32(wide, _mm256_madd_epi16(low[t][h], _mm256_set1_epi16(1))) : wide;
     }
 #endif
+};
+
+template <int T, int H>
+struct Totals {
+    __m256i of[T][H];
+};
+
+// Sum of code * integer over cells [kBegin, kEnd) of a block.
+template <Format F, int kBits, int T, int H, int kBegin, int kEnd>
+inline Totals<T, H> multiply_cells(const uint8_t* codes, const int8_t* planes, int64_t stride) {
+    Sums<F, kBits, T, H> sums;
+    Totals<T, H> totals;
+    __m256i cell[H];
+    if constexpr (format_info(F).code_bits == 4) {  // cell j in the low nibbles, cell 4 + j in the high ones
+        static_assert(sums.kMaxCells == 8, "a whole block fits one sum");
+        const __m256i nibble = _mm256_set1_epi8(15);
+        sums.clear();
+        TP_CELLS
+        for (int j = 0; j < 4; ++j) {
+            __m256i upper[H];
+            TP_UNROLL
+            for (int h = 0; h < H; ++h) {
+                const __m256i packed = load_256(codes + 64 * j + 32 * h);
+                cell[h] = _mm256_and_si256(packed, nibble);
+                upper[h] = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
+            }
+            sums.add_cell(cell, planes + 4 * j, stride);
+            sums.add_cell(upper, planes + 16 + 4 * j, stride);
+        }
+        TP_UNROLL
+        for (int t = 0; t < T; ++t) {
+            TP_UNROLL
+            for (int h = 0; h < H; ++h) totals.of[t][h] = sums.total(t, h);
+        }
+    } else {
+        constexpr int kStep = sums.kMaxCells < kEnd - kBegin ? sums.kMaxCells : kEnd - kBegin;
+        TP_UNROLL
+        for (int t = 0; t < T; ++t) {
+            TP_UNROLL
+            for (int h = 0; h < H; ++h) totals.of[t][h] = _mm256_setzero_si256();
+        }
+        TP_UNROLL
+        for (int begin = kBegin; begin < kEnd; begin += kStep) {
+            sums.clear();
+            TP_CELLS
+            for (int j = begin; j < begin + kStep; ++j) {
+                TP_UNROLL
+                for (int h = 0; h < H; ++h) cell[h] = load_256(codes + 64 * j + 32 * h);
+                sums.add_cell(cell, planes + 4 * j, stride);
+            }
+            TP_UNROLL
+            for (int t = 0; t < T; ++t) {
+                TP_UNROLL
+                for (int h = 0; h < H; ++h) totals.of[t][h] = _mm256_add_epi32(totals.of[t][h], sums.total(t, h));
+            }
+        }
+    }
+    return totals;
 }
 
-#if !defined(__AVXVNNI__)
+#if !TP_AVX_VNNI
 // One token's block as 16-bit integers: columns 4 j, 4 j + 2 in pairs[j], columns 4 j + 1, 4 j + 3 in pairs[8 + j].
 template <int kBits>
 inline void pair_up(const int8_t* planes, int32_t* pairs) {
@@ -169,87 +211,139 @@ inline void pair_up(const int8_t* planes, int32_t* pairs) {
     _mm256_store_si256(reinterpret_cast<__m256i*>(pairs + 8), odd);
 }
 
-// The same as multiply_cells for a whole block of 8-bit codes straight from memory.
-template <int kBits, int T>
-inline void multiply_wide(const uint8_t* codes, const int8_t* planes, int64_t stride, Totals* totals) {
+// The same as multiply_cells over a whole block, for 8-bit codes of any size.
+template <int kBits, int T, int H>
+inline Totals<T, H> multiply_pairs(const uint8_t* codes, const int8_t* planes, int64_t stride) {
     alignas(32) int32_t pairs[T][16];
+    Totals<T, H> totals;
+    TP_UNROLL
     for (int t = 0; t < T; ++t) {
         pair_up<kBits>(planes + t * stride, pairs[t]);
-        totals[t].a = totals[t].b = _mm256_setzero_si256();
+        TP_UNROLL
+        for (int h = 0; h < H; ++h) totals.of[t][h] = _mm256_setzero_si256();
     }
-    const __m256i low_byte = _mm256_set1_epi16(0xff);
+    TP_CELLS
     for (int j = 0; j < 8; ++j) {
-        const __m256i a = load_256(codes + 64 * j), b = load_256(codes + 64 * j + 32);
-        const __m256i even_a = _mm256_and_si256(a, low_byte), even_b = _mm256_and_si256(b, low_byte);
-        const __m256i odd_a = _mm256_srli_epi16(a, 8), odd_b = _mm256_srli_epi16(b, 8);
+        __m256i even[H], odd[H];
+        TP_UNROLL
+        for (int h = 0; h < H; ++h) {
+            const __m256i cell = load_256(codes + 64 * j + 32 * h);
+            even[h] = _mm256_and_si256(cell, _mm256_set1_epi16(0xff));
+            odd[h] = _mm256_srli_epi16(cell, 8);
+        }
+        TP_UNROLL
         for (int t = 0; t < T; ++t) {
-            const __m256i even = _mm256_set1_epi32(pairs[t][j]), odd = _mm256_set1_epi32(pairs[t][8 + j]);
-            totals[t].a = _mm256_add_epi32(totals[t].a, _mm256_madd_epi16(even_a, even));
-            totals[t].b = _mm256_add_epi32(totals[t].b, _mm256_madd_epi16(even_b, even));
-            totals[t].a = _mm256_add_epi32(totals[t].a, _mm256_madd_epi16(odd_a, odd));
-            totals[t].b = _mm256_add_epi32(totals[t].b, _mm256_madd_epi16(odd_b, odd));
+            const __m256i x = _mm256_set1_epi32(pairs[t][j]), y = _mm256_set1_epi32(pairs[t][8 + j]);
+            TP_UNROLL
+            for (int h = 0; h < H; ++h) {
+                const __m256i sum = _mm256_add_epi32(totals.of[t][h], _mm256_madd_epi16(even[h], x));
+                totals.of[t][h] = _mm256_add_epi32(sum, _mm256_madd_epi16(odd[h], y));
+            }
         }
     }
+    return totals;
 }
 #endif
 
-// sum += (totals - zero * inputs) * (weight scale * activation scale)
+template <Format F, int kBits, int T, int H>
+inline Totals<T, H> multiply_block(const uint8_t* codes, const int8_t* planes, int64_t stride) {
+#if !TP_AVX_VNNI
+    if constexpr (!narrow_cells(F)) return multiply_pairs<kBits, T, H>(codes, planes, stride);
+    else
+#endif
+        return multiply_cells<F, kBits, T, H, 0, format_info(F).half_scales ? 4 : 8>(codes, planes, stride);
+}
+
+// Scales (index 0), minima or second scales (index 1) of eight rows.
 template <Format F>
-inline V scale_totals(const Totals& totals, int32_t inputs, V weight_scale, float activation_scale, V sum) {
+inline __m256 load_scale(const uint8_t* scales, int index, int half) {
+    const int at = index * kGroup + half * 8;
+    if constexpr (format_info(F).wide_scales) return _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + at);
+    else return _mm256_cvtph_ps(load_128(reinterpret_cast<const uint16_t*>(scales) + at));
+}
+
+// sum += (total - zero * inputs) * (weight scale * activation scale)
+template <Format F>
+inline __m256 scale_total(__m256i total, int32_t inputs, __m256 weight_scale, float activation_scale, __m256 sum) {
     constexpr int kZeroShift = format_info(F).zero_shift;
-    __m256i a = totals.a, b = totals.b;
-    if constexpr (kZeroShift >= 0) {
-        const __m256i zero = _mm256_set1_epi32(inputs << kZeroShift);
-        a = _mm256_sub_epi32(a, zero);
-        b = _mm256_sub_epi32(b, zero);
+    if constexpr (kZeroShift >= 0) total = _mm256_sub_epi32(total, _mm256_set1_epi32(inputs << kZeroShift));
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_mul_ps(weight_scale, _mm256_set1_ps(activation_scale)), sum);
+}
+
+// y[t][half] = rows of half groups [half, half + H) times token t, over all blocks.
+template <Format F, int kBits, int T, int H>
+inline void multiply_rows(const uint8_t* codes, const uint8_t* scales, int num_blocks, const int8_t* planes,
+                          const BlockNote* notes, int half, __m256 (*y)[2]) {
+    constexpr FormatInfo kInfo = format_info(F);
+    const int64_t stride = static_cast<int64_t>(num_blocks) * 2 * kBlock;
+    __m256 sums[T][H];
+    TP_UNROLL
+    for (int t = 0; t < T; ++t) {
+        TP_UNROLL
+        for (int h = 0; h < H; ++h) sums[t][h] = _mm256_setzero_ps();
     }
-    const V value = {_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)};
-    return vfma(value, vmul(weight_scale, vset(activation_scale)), sum);
+    codes += 32 * half;
+    for (int b = 0; b < num_blocks; ++b, codes += code_bytes(F), scales += scale_bytes(F), planes += 2 * kBlock) {
+        const Totals<T, H> totals = multiply_block<F, kBits, T, H>(codes, planes, stride);
+        Totals<T, H> second;
+        if constexpr (kInfo.half_scales) second = multiply_cells<F, kBits, T, H, 4, 8>(codes, planes, stride);
+        TP_UNROLL
+        for (int h = 0; h < H; ++h) {
+            const __m256 scale = load_scale<F>(scales, 0, half + h);
+            TP_UNROLL
+            for (int t = 0; t < T; ++t) {
+                const BlockNote& note = notes[static_cast<int64_t>(t) * num_blocks + b];
+                const int32_t inputs = kInfo.half_scales ? note.first_sum : note.sum;
+                __m256 sum = scale_total<F>(totals.of[t][h], inputs, scale, note.scale, sums[t][h]);
+                if constexpr (kInfo.half_scales) {
+                    sum = scale_total<F>(second.of[t][h], note.sum - inputs, load_scale<F>(scales, 1, half + h), note.scale, sum);
+                } else if constexpr (kInfo.has_min) {
+                    sum = _mm256_fmadd_ps(load_scale<F>(scales, 1, half + h), _mm256_set1_ps(note.scaled_sum), sum);
+                }
+                sums[t][h] = sum;
+            }
+        }
+    }
+    TP_UNROLL
+    for (int t = 0; t < T; ++t) {
+        TP_UNROLL
+        for (int h = 0; h < H; ++h) y[t][half + h] = sums[t][h];
+    }
 }
 
+// Eight of the sixteen registers hold sums: one per token, half group and plane (Q8_0 in 16 bits needs no planes).
 template <Format F>
-inline V load_scale(const uint8_t* scales, int index) {
-    if constexpr (format_info(F).wide_scales) return vload(reinterpret_cast<const float*>(scales) + index * kGroup);
-    else return vload_f16(reinterpret_cast<const uint16_t*>(scales) + index * kGroup);
+constexpr int sums_per_total() {
+#if TP_AVX_VNNI
+    return 2;
+#else
+    return narrow_cells(F) ? 2 : 1;
+#endif
 }
 
-// sum[t] = 16 rows of the group times token t; planes and notes are those of the first token. Tokens go in pairs: eight sums,
-// two cells and the spread bytes fill the sixteen registers.
+// Unpacking nibbles is worth sharing among four tokens; whole bytes are cheaper to load again than activations to spread.
+template <Format F, int T>
+constexpr int halves_at_once() {
+#if TP_AVX_VNNI
+    return 2;
+#else
+    return T == 4 && format_info(F).code_bits == 4 ? 1 : 2;
+#endif
+}
+
+// sum[t] = 16 rows of the group times token t; planes and notes are those of the first token.
 template <Format F, int kBits, int T>
 inline void quant_tile(const uint8_t* codes, const uint8_t* scales, int num_blocks, const int8_t* planes, const BlockNote* notes,
                        V* sum) {
-    constexpr FormatInfo kInfo = format_info(F);
-    constexpr int kPair = T < 2 ? T : 2;
+    constexpr int H = halves_at_once<F, T>();
+    constexpr int kSums = sums_per_total<F>();
+    constexpr int kTokens = T * H * kSums <= 8 ? T : 8 / (H * kSums);
     const int64_t stride = static_cast<int64_t>(num_blocks) * 2 * kBlock;
-    for (int t = 0; t < T; ++t) sum[t] = vzero();
-    for (int b = 0; b < num_blocks; ++b, codes += code_bytes(F), scales += scale_bytes(F), planes += 2 * kBlock) {
-        Totals totals[T], second[T];
-#if !defined(__AVXVNNI__)
-        if constexpr (F == Format::kQ8_0) {
-            multiply_wide<kBits, T>(codes, planes, stride, totals);
-        } else
-#endif
-        {
-            __m256i cells[16];
-            load_cells<F>(codes, cells);
-            for (int t = 0; t < T; t += kPair) {
-                constexpr int kMiddle = kInfo.half_scales ? 4 : 8;
-                multiply_cells<F, kBits, kPair, 0, kMiddle>(cells, planes + t * stride, stride, totals + t);
-                if constexpr (kInfo.half_scales) {
-                    multiply_cells<F, kBits, kPair, 4, 8>(cells, planes + t * stride, stride, second + t);
-                }
-            }
-        }
-        const V scale = load_scale<F>(scales, 0);
-        for (int t = 0; t < T; ++t) {
-            const BlockNote& note = notes[static_cast<int64_t>(t) * num_blocks + b];
-            const int32_t inputs = kInfo.half_scales ? note.first_sum : note.sum;
-            sum[t] = scale_totals<F>(totals[t], inputs, scale, note.scale, sum[t]);
-            if constexpr (kInfo.half_scales) {
-                sum[t] = scale_totals<F>(second[t], note.sum - inputs, load_scale<F>(scales, 1), note.scale, sum[t]);
-            } else if constexpr (kInfo.has_min) {
-                sum[t] = vfma(load_scale<F>(scales, 1), vset(note.scaled_sum), sum[t]);
-            }
+    __m256 y[T][2];
+    for (int t = 0; t < T; t += kTokens) {
+        for (int half = 0; half < 2; half += H) {
+            multiply_rows<F, kBits, kTokens, H>(codes, scales, num_blocks, planes + t * stride, notes + t * num_blocks, half, y + t);
         }
     }
+    for (int t = 0; t < T; ++t) sum[t] = {y[t][0], y[t][1]};
 }

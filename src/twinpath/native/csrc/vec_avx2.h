@@ -5,7 +5,7 @@ struct V {
     __m256 a, b;
 };
 
-constexpr int kAttendRows = 3;  // query rows that share a converted key: 6 sums, 2 keys, 1 query of 16 registers
+constexpr int kAttendRows = 4;  // query rows that share a converted key: 8 sums, 2 keys, 1 query of 16 registers
 constexpr int kAttendKeys = 1;  // key tiles in flight
 constexpr int kAttendDims = 2;  // value registers in flight
 constexpr int kMaxTokenTile = 4;
