@@ -6,6 +6,9 @@
 
 #include <cstdint>
 
+// Units of different instruction sets include this: a copy compiled for one must not serve another, so none is emitted.
+#define TP_INLINED __attribute__((always_inline))
+
 namespace tp {
 
 constexpr int kGroup = 16;  // rows per group
@@ -83,9 +86,9 @@ struct Matrix {
     int64_t group_bytes = 0;  // codes of all blocks, then scales of all blocks; a multiple of 64
     uint8_t* data = nullptr;  // 64-byte aligned
 
-    bool dense() const { return format_info(format).code_bits == 0; }
-    const uint8_t* codes(int group) const { return data + group * group_bytes; }
-    const uint8_t* scales(int group) const {
+    TP_INLINED bool dense() const { return format_info(format).code_bits == 0; }
+    TP_INLINED const uint8_t* codes(int group) const { return data + group * group_bytes; }
+    TP_INLINED const uint8_t* scales(int group) const {
         return data + group * group_bytes + static_cast<int64_t>(num_blocks) * code_bytes(format);
     }
 };
@@ -108,9 +111,9 @@ struct Acts {
     int32_t num_blocks = 0;
     int32_t bits = 16;
 
-    int8_t* token_planes(int64_t t) const { return planes + t * num_blocks * 2 * kBlock; }
-    BlockNote* token_notes(int64_t t) const { return notes + t * num_blocks; }
-    float* token_dense(int64_t t) const { return dense + t * num_blocks * kBlock; }
+    TP_INLINED int8_t* token_planes(int64_t t) const { return planes + t * num_blocks * 2 * kBlock; }
+    TP_INLINED BlockNote* token_notes(int64_t t) const { return notes + t * num_blocks; }
+    TP_INLINED float* token_dense(int64_t t) const { return dense + t * num_blocks * kBlock; }
 };
 
 // Keys and values of one (layer, page, kv head), fp16, head_dim padded to a multiple of 16:
