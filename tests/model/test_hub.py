@@ -43,24 +43,55 @@ FILES = {
     "consolidated.safetensors": b"never fetched",
     "README.md": b"never fetched",
 }
-RESOLVE = """
+#: Resolves what it reads, line by line; every report and every answer is a line of JSON.
+WORKER = """
 import json, sys
 from pathlib import Path
 from twinpath.errors import UserError
 from twinpath.model.source import resolve
-try:
-    report = lambda *told: print(json.dumps(told), flush=True)
-    files = resolve(sys.argv[1], Path(sys.argv[2]), report, refresh=sys.argv[3] == "refresh")
-    print(json.dumps({"path": str(files.path), "format": files.format}))
-except UserError as error:
-    print(json.dumps({"error": str(error)}))
+for line in sys.stdin:
+    source, cache, refresh = json.loads(line)
+    try:
+        report = lambda *told: print(json.dumps(told), flush=True)
+        files = resolve(source, Path(cache), report, refresh=refresh)
+        print(json.dumps({"path": str(files.path), "format": files.format}), flush=True)
+    except UserError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
 """
+
+
+class Worker:
+    """A process with HF_ENDPOINT set to a hub of ours."""
+
+    def __init__(self, endpoint: str, home: Path) -> None:
+        ours = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_ETAG_TIMEOUT": "5"}
+        without = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_TOKEN", "HF_HUB_OFFLINE"}
+        env = {name: value for name, value in os.environ.items() if name.upper() not in without} | ours
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([sys.executable, "-c", WORKER], env=env, stdin=pipe, stdout=pipe, text=True)
+
+    def ask(self, source: str, cache: Path, refresh: bool = False) -> Iterator[Any]:
+        """Reports as lists, then the answer as an object."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps([source, str(cache), refresh]) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            told = json.loads(line)
+            yield told
+            if isinstance(told, dict):
+                return
+        raise AssertionError("the process ended")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 @dataclass
 class FakeHub:
     server: FileServer
-    home: Path
+    worker: Worker
+    cache: Path
 
     def put(self, files: dict[str, bytes], commit: str = COMMIT, revision: str = "main") -> None:
         siblings = []
@@ -84,20 +115,9 @@ class FakeHub:
         paths = dict.fromkeys(path for method, path, _ in self.server.seen if method == "GET" and "/resolve/" in path)
         return [path.split(f"/resolve/{COMMIT}/")[1] for path in paths]
 
-    def environment(self) -> dict[str, str]:
-        ours = {"HF_ENDPOINT": self.server.url, "HF_HOME": str(self.home / "hf"), "HF_HUB_ETAG_TIMEOUT": "5"}
-        proxies = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_TOKEN", "HF_HUB_OFFLINE"}
-        return {name: value for name, value in os.environ.items() if name.upper() not in proxies} | ours
-
-    def command(self, source: str = f"hf://{REPO}", mode: str = "") -> list[str]:
-        return [sys.executable, "-c", RESOLVE, source, str(self.home / "cache"), mode]
-
-    def resolve(self, source: str = f"hf://{REPO}", mode: str = "") -> dict[str, Any]:
-        """The last line's object, with the progress reports before it."""
-        command = self.command(source, mode)
-        result = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=60)
-        assert result.returncode == 0, result.stderr
-        *reports, answer = map(json.loads, result.stdout.splitlines())
+    def resolve(self, source: str = f"hf://{REPO}", *, refresh: bool = False) -> dict[str, Any]:
+        """The answer, with the progress reports before it."""
+        *reports, answer = self.worker.ask(source, self.cache, refresh)
         return {**answer, "reports": reports}
 
     def error(self, source: str = f"hf://{REPO}") -> str:
@@ -106,10 +126,20 @@ class FakeHub:
         return message
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeHub]:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FileServer, Worker]]:
     with file_server() as server:
-        yield FakeHub(server, tmp_path)
+        worker = Worker(server.url, tmp_path_factory.mktemp("hf"))
+        yield server, worker
+        worker.kill()
+
+
+@pytest.fixture
+def fake(shared: tuple[FileServer, Worker], tmp_path: Path) -> FakeHub:
+    server, worker = shared
+    server.answers.clear()
+    server.seen.clear()
+    return FakeHub(server, worker, tmp_path / "cache")
 
 
 def test_fetches_what_serving_needs_and_nothing_else(fake: FakeHub) -> None:
@@ -144,14 +174,14 @@ def test_shards_and_refresh(fake: FakeHub) -> None:
     fake.put(files | {names[0]: b"newer"}, commit=newer)
     assert (Path(fake.resolve()["path"]) / names[0]).read_bytes() == b"first"
     fake.server.seen.clear()
-    path = Path(fake.resolve(mode="refresh")["path"])
+    path = Path(fake.resolve(refresh=True)["path"])
     assert [(path / name).read_bytes() for name in names] == [b"newer", b"second"]
     # Only what changed moved; and nothing does when nothing changed.
     assert [seen for method, seen, _ in fake.server.seen if method == "GET" and "/resolve/" in seen] == [
         f"/{REPO}/resolve/{newer}/{names[0]}"
     ]
     fake.server.seen.clear()
-    assert fake.resolve(mode="refresh")["path"] == str(path)
+    assert fake.resolve(refresh=True)["path"] == str(path)
     assert not [seen for _, seen, _ in fake.server.seen if "/resolve/" in seen]
 
 
@@ -173,21 +203,17 @@ def test_goes_on_where_it_broke_off(fake: FakeHub) -> None:
     assert resumed_at(fake) == [None, f"bytes={PIECE}-"]
 
 
-def test_a_killed_download_is_resumed_by_the_next_process(fake: FakeHub) -> None:
+def test_a_killed_download_is_resumed_by_the_next_process(fake: FakeHub, tmp_path: Path) -> None:
     fake.put(FILES | {"model.safetensors": LARGE})
     answer = fake.answer("model.safetensors")
     answer.breaks, answer.break_after_bytes, answer.hold = 1, PIECE + 1000, threading.Event()
-    process = subprocess.Popen(fake.command(), env=fake.environment(), stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        grown = next(line for line in process.stdout if json.loads(line)[0] >= PIECE)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        answer.hold.set()
-    assert json.loads(grown)[1:] == [len(LARGE), "model.safetensors"]
-    assert not list((fake.home / "cache").rglob("origin.json"))
+    doomed = Worker(fake.server.url, tmp_path)
+    reports = doomed.ask(f"hf://{REPO}", fake.cache)
+    grown = next(told for told in reports if told[0] >= PIECE)
+    doomed.kill()
+    answer.hold.set()
+    assert grown[1:] == [len(LARGE), "model.safetensors"]
+    assert not list(fake.cache.rglob("origin.json"))
 
     path = Path(fake.resolve()["path"])
     assert (path / "model.safetensors").read_bytes() == LARGE
@@ -200,7 +226,7 @@ def test_damaged_weights_are_refused_and_fetched_anew(fake: FakeHub) -> None:
     fake.put(FILES)
     fake.answer("model.safetensors").body = WEIGHTS[:-1] + b"!"
     assert "model.safetensors came damaged" in fake.error()
-    assert not list((fake.home / "cache").rglob("origin.json"))
+    assert not list(fake.cache.rglob("origin.json"))
     fake.answer("model.safetensors").body = WEIGHTS
     assert (Path(fake.resolve()["path"]) / "model.safetensors").read_bytes() == WEIGHTS
 
@@ -243,11 +269,18 @@ def test_files_that_cannot_be_asked_for() -> None:
         raise errors.LocalEntryNotFoundError("not in the cache") from OSError("503")
 
 
-def test_hub_that_fails_or_is_away(fake: FakeHub) -> None:
+def test_hub_that_fails(fake: FakeHub) -> None:
     refuse(fake, 500, "")
     assert "the hub answers 500" in fake.error()
-    fake.server.url = "http://127.0.0.1:1"
-    assert "the hub cannot be reached" in fake.error()
+
+
+def test_hub_that_is_away(tmp_path: Path) -> None:
+    with file_server() as gone:
+        pass
+    worker = Worker(gone.url, tmp_path / "hf")
+    *_, answer = worker.ask(f"hf://{REPO}", tmp_path / "cache")
+    worker.kill()
+    assert "hf://org/tiny: the hub cannot be reached" in answer["error"]
 
 
 def test_an_unsupported_model_is_refused_before_its_weights(fake: FakeHub) -> None:

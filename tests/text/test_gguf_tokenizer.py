@@ -176,7 +176,7 @@ def test_turn_tokens_are_control_tokens_however_they_are_typed(tmp_path: Path) -
             "has 1 items for 4",
         ),
         ([TOKENS, GPT2, MERGES, u32_field(KEY + "eos_token_id", 4)], "eos_token_id' is 4, the vocabulary has 4 tokens"),
-        ([TOKENS, string_field(KEY + "model", "llama")], "scores' must have 4 items"),
+        ([TOKENS, string_field(KEY + "model", "llama")], "scores' must have 4 finite items"),
     ],
 )
 def test_wrong_metadata_is_named(tmp_path: Path, fields: list[bytes], says: str) -> None:

@@ -99,3 +99,16 @@ def test_lone_surrogates_become_replacements() -> None:
 @given(text=st.text(max_size=20))
 def test_text_that_utf_8_can_spell_is_left_alone(text: str) -> None:
     assert well_formed(text) == text
+
+
+def test_text_that_cannot_be_spelled_is_unknown_even_if_that_is_a_control_token() -> None:
+    backend = tokenizers.Tokenizer(BPE(vocab={"<unk>": 0, "a": 1}, merges=[], unk_token="<unk>"))
+    backend.add_special_tokens(["<unk>"])
+    assert Tokenizer(backend, TokenizerRules("sentencepiece")).encode("aé") == [1, 0]
+
+
+def test_byte_tokens_of_sentencepiece() -> None:
+    spellings = ["<0x0A>", "<0xfF>", "<0x4\x00>", "<0x1>", "▁a▁"]
+    backend = tokenizers.Tokenizer(BPE(vocab={spelling: i for i, spelling in enumerate(spellings)}, merges=[]))
+    tokenizer = Tokenizer(backend, TokenizerRules("sentencepiece"))
+    assert [tokenizer.token_bytes(i) for i in range(5)] == [b"\n", b"\xff", b"<0x4\x00>", b"<0x1>", b" a "]

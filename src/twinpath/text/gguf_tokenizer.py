@@ -112,11 +112,13 @@ def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> tuple[tokenizers.Tok
 
 
 def _sentencepiece(file: GgufFile, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, TokenizerRules]:
-    scores = file.numbers(_KEY + "scores")
-    if scores is None or scores.size != len(vocabulary.tokens):
-        raise ModelLoadError(f"{file.path}: '{_KEY}scores' must have {len(vocabulary.tokens)} items")
+    stored = file.numbers(_KEY + "scores")
+    with np.errstate(invalid="ignore"):
+        scores = np.zeros(0) if stored is None else stored.astype(np.float64)
+    if scores.size != len(vocabulary.tokens) or not np.all(np.isfinite(scores)):
+        raise ModelLoadError(f"{file.path}: '{_KEY}scores' must have {len(vocabulary.tokens)} finite items")
     unknown = token_id_of(file, "unknown", len(vocabulary.tokens))
-    merges = merges_from_scores(vocabulary.tokens, scores.astype(np.float64), vocabulary.types == _NORMAL)
+    merges = merges_from_scores(vocabulary.tokens, scores, vocabulary.types == _NORMAL)
     unknown_token = vocabulary.tokens[unknown] if unknown is not None else None
     model = _bpe(file, vocabulary.ids, merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)

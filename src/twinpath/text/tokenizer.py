@@ -7,6 +7,7 @@ time, so that a character split over tokens is never mistaken for damage.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,7 @@ from tokenizers.models import WordLevel
 from twinpath.text.detokenizer import Detokenizer
 
 _UNKNOWN = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -66,6 +68,8 @@ class Tokenizer:
         self.special_tokens: dict[str, int] = {token.content: i for i, token in added.items() if token.special}
         self.special_ids = frozenset(self.special_tokens.values())
         self._added = {i: token.content for i, token in added.items()}
+        # "Unknown" may be a control token by type, yet it is what text that cannot be spelled becomes.
+        self._forbidden_ids = self.special_ids - {_unknown_id(backend)}
         self._segmenter = _build_segmenter(
             [token for token in added.values() if token.special and len(token.content) > 1]
         )
@@ -146,9 +150,7 @@ class Tokenizer:
         text = self._prefixed(text, first)
         # The batch call lets other threads run meanwhile; the plain one holds the interpreter.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        if self.special_ids.isdisjoint(ids):
-            return ids
-        return self._without_special(ids)
+        return ids if self._forbidden_ids.isdisjoint(ids) else self._without_special(ids)
 
     def _prefixed(self, text: str, first: bool) -> str:
         scheme = self.rules.dummy_prefix
@@ -157,15 +159,14 @@ class Tokenizer:
         return text
 
     def _without_special(self, ids: list[int]) -> list[int]:
-        """Some vocabularies let merges arrive at a control token's entry: spell those out in two halves."""
+        """Some vocabularies let merges arrive at a control token's entry: spell those out by characters."""
         plain: list[int] = []
         for token_id in ids:
-            spelling = self._added[token_id] if token_id in self.special_ids else ""
-            if len(spelling) < 2:
+            if token_id not in self._forbidden_ids:
                 plain.append(token_id)
-            else:
-                for half in (spelling[: len(spelling) // 2], spelling[len(spelling) // 2 :]):
-                    plain += self._encode_text(half, first=False)
+                continue
+            for encoding in self._backend.encode_batch_fast(list(self._added[token_id]), add_special_tokens=False):
+                plain += [i for i in encoding.ids if i not in self._forbidden_ids]
         return plain
 
     def _split(self, text: str) -> Iterator[Segment]:
@@ -185,6 +186,12 @@ def well_formed(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
+    spelling = getattr(backend.model, "unk_token", None)
+    found: int | None = backend.token_to_id(spelling) if isinstance(spelling, str) else None
+    return found
 
 
 def _build_segmenter(special: Sequence[tokenizers.AddedToken]) -> tokenizers.Tokenizer:
@@ -210,6 +217,7 @@ def _byte_speller() -> Callable[[str], bytes]:
 
 
 def _sentencepiece_bytes(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
+    byte = _BYTE_TOKEN.fullmatch(token)
+    if byte is not None:
+        return bytes.fromhex(byte[1])
     return token.replace("▁", " ").encode()
