@@ -14,6 +14,7 @@ from twinpath.api.generation import Door
 from twinpath.api.identity import KeyRing
 from twinpath.api.middleware import Auth, Cors, Errors, Exchanges
 from twinpath.api.normalize import SamplingDoor
+from twinpath.api.offload import Offload
 from twinpath.api.openapi import openapi_document
 from twinpath.api.plain_routes import Allow, HealthChecks, Models, Rendered, not_found
 from twinpath.api.ports import Replica, TextModel
@@ -33,14 +34,15 @@ def build_app(config: ServeConfig, text: TextModel, replica: Replica, *, stall_s
         vocab_size=text.tokenizer.vocab_size,
         end_token_ids=text.stop_token_ids,
     )
-    prompts = PromptEncoder(text, sampling)
+    offload = Offload()
     door = Door(
         model_name=config.served_model_name,
         http=config.http,
         text=text,
         replica=replica,
         sampling=sampling,
-        prompts=prompts,
+        prompts=PromptEncoder(text, sampling, offload),
+        offload=offload,
     )
     metrics = _metrics(config.served_model_name, replica)
     app: ASGIApp = _router(door, metrics, stall_s)
@@ -48,15 +50,15 @@ def build_app(config: ServeConfig, text: TextModel, replica: Replica, *, stall_s
     app = Errors(app, log=logging.getLogger("twinpath.api"))
     app = Cors(app, allowed_origins=config.http.allowed_origins)
     app = Exchanges(app, report=ExchangeReport(metrics))
-    return Lifespan(app, prompts)
+    return Lifespan(app, offload)
 
 
 class Lifespan:
     """The outermost layer: ends the worker threads when the server stops."""
 
-    def __init__(self, app: ASGIApp, prompts: PromptEncoder) -> None:
+    def __init__(self, app: ASGIApp, offload: Offload) -> None:
         self._app = app
-        self._prompts = prompts
+        self._offload = offload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
@@ -65,7 +67,7 @@ class Lifespan:
         while True:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                self._prompts.close()
+                self._offload.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
             await send({"type": "lifespan.startup.complete"})

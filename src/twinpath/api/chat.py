@@ -70,11 +70,16 @@ class ChatCompletions:
 
         await self._door.run(turn, emit)
         exchange.reason = turn.finish_reason
+        num_scores = len(logprobs) * (1 + (turn.request.sampling.logprobs or 0))
+        body = await self._door.offload.run(num_scores, lambda: self._encode(turn, "".join(texts), logprobs))
+        await answer_json(client, body)
+
+    def _encode(self, turn: Turn, text: str, logprobs: list[TokenLogprob]) -> bytes:
         num_top = turn.request.sampling.logprobs
         entries = None if num_top is None else chat_logprobs(self._door.text.tokenizer, logprobs, num_top)
         choice = ChatChoice(
             index=0,
-            message=AssistantMessage(content="".join(texts)),
+            message=AssistantMessage(content=text),
             logprobs=None if entries is None else ChatLogprobs(content=entries),
             finish_reason=turn.finish_reason,
         )
@@ -85,7 +90,7 @@ class ChatCompletions:
             choices=[choice],
             usage=UsageBody.of([turn.stats.usage]),
         )
-        await answer_json(client, answer)
+        return encode(answer)
 
 
 @dataclass(slots=True)

@@ -62,7 +62,7 @@ class Completions:
 
         async def run_one(index: int, choice: Choice) -> None:
             async def emit(piece: Piece) -> None:
-                text, logprobs = choice.take(piece)
+                text, logprobs = await self._door.offload.run(choice.num_scores_of(piece), lambda: choice.take(piece))
                 if text or logprobs is not None:
                     await stream.write(chunks.piece(index, text, logprobs))
                 elif not stream.started:
@@ -84,6 +84,13 @@ class Completions:
             [self._door.run(choice.turn, _collect(kept)) for choice, kept in zip(choices, pieces, strict=True)]
         )
         ask.exchange.reason = choices[0].turn.finish_reason
+        num_scores = sum(
+            choice.num_scores_of(piece) for choice, kept in zip(choices, pieces, strict=True) for piece in kept
+        )
+        body = await self._door.offload.run(num_scores, lambda: self._encode(call_id, choices, pieces))
+        await answer_json(client, body)
+
+    def _encode(self, call_id: str, choices: Sequence[Choice], pieces: Sequence[list[Piece]]) -> bytes:
         answer = Completion(
             id=call_id,
             created=int(time.time()),
@@ -93,7 +100,7 @@ class Completions:
             ],
             usage=UsageBody.of([choice.turn.stats.usage for choice in choices]),
         )
-        await answer_json(client, answer)
+        return encode(answer)
 
 
 def _collect(kept: list[Piece]) -> Emit:
@@ -109,8 +116,13 @@ class Choice:
     def __init__(self, turn: Turn, tokenizer: Tokenizer, num_top: int | None, *, echo: bool) -> None:
         self.turn = turn
         self._tokenizer = tokenizer
+        self._num_top = num_top
         self._legacy = None if num_top is None else LegacyLogprobs(tokenizer, num_top)
         self._echo = echo
+
+    def num_scores_of(self, piece: Piece) -> int:
+        """Log-probabilities that a piece shows."""
+        return (len(piece.prompt_logprobs or ()) + len(piece.logprobs or ())) * (1 + (self._num_top or 0))
 
     def take(self, piece: Piece) -> tuple[str, LegacyLogprobsBody | None]:
         """A piece as it goes to the client."""

@@ -16,6 +16,7 @@ from twinpath.api.body import check_content_type, decode_body, read_body
 from twinpath.api.client_watch import ClientWatch
 from twinpath.api.exchange import Exchange
 from twinpath.api.normalize import SamplingDoor, check_prompt_fits, check_served, stops_of
+from twinpath.api.offload import Offload
 from twinpath.api.ports import Replica, TextModel
 from twinpath.api.prompts import PromptEncoder
 from twinpath.api.schemas import CompletionRequest, SamplingFields
@@ -50,6 +51,7 @@ class Door:
     replica: Replica
     sampling: SamplingDoor
     prompts: PromptEncoder
+    offload: Offload
 
     def watch(self, receive: Receive, send: Send) -> ClientWatch:
         return ClientWatch(
@@ -140,9 +142,8 @@ async def answer_stream(exchange: Exchange, stream: EventStream, work: Callable[
         await stream.finish(last_chunks)
 
 
-async def answer_json(client: ClientWatch, payload: msgspec.Struct) -> None:
+async def answer_json(client: ClientWatch, body: bytes) -> None:
     """A whole answer."""
-    body = msgspec.json.encode(payload)
     headers = [*JSON_HEADERS, (b"content-length", str(len(body)).encode())]
     await client.send({"type": "http.response.start", "status": 200, "headers": headers})
     await client.send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,31 +1,24 @@
-"""Text to token ids. Short prompts are encoded in place; long ones in a worker thread, so that no stream waits."""
+"""Text to token ids. Short prompts are encoded in place, long ones in a worker thread."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from twinpath.api.conversation import num_chars, to_turns
 from twinpath.api.normalize import SamplingDoor
+from twinpath.api.offload import Offload
 from twinpath.api.ports import TextModel
 from twinpath.api.schemas import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest
 from twinpath.errors import InvalidRequest
 
-T = TypeVar("T")
-
-#: 4,096 characters tokenise in about a millisecond; the loop must never stall for more than 5.
-INLINE_CHARS = 4096
-
 
 class PromptEncoder:
-    """Encodes chat conversations and completion prompts. Owns its worker threads; `close` ends them."""
+    """Encodes chat conversations and completion prompts."""
 
-    def __init__(self, text: TextModel, sampling: SamplingDoor) -> None:
+    def __init__(self, text: TextModel, sampling: SamplingDoor, offload: Offload) -> None:
         self._text = text
         self._sampling = sampling
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
+        self._offload = offload
 
     async def chat(self, fields: ChatCompletionRequest) -> list[int]:
         """Token ids of the rendered conversation.
@@ -34,7 +27,7 @@ class PromptEncoder:
         """
         turns = to_turns(fields.messages)
         kwargs = fields.chat_template_kwargs
-        return await self._run(num_chars(turns), lambda: self._text.encode_chat(turns, template_kwargs=kwargs))
+        return await self._offload.run(num_chars(turns), lambda: self._text.encode_chat(turns, template_kwargs=kwargs))
 
     async def completion(self, fields: CompletionRequest) -> list[list[int]]:
         """Token ids of every prompt of the call, in order.
@@ -42,19 +35,11 @@ class PromptEncoder:
         Raises: InvalidRequest.
         """
         prompts = _split_prompts(fields.prompt)
-        size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        encoded = await self._run(size, lambda: [self._encode_prompt(prompt) for prompt in prompts])
+        size = sum(len(prompt) for prompt in prompts)
+        encoded = await self._offload.run(size, lambda: [self._encode_prompt(prompt) for prompt in prompts])
         if any(not ids for ids in encoded):
             raise InvalidRequest("'prompt' is empty.", param="prompt")
         return encoded
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _run(self, size: int, encode: Callable[[], T]) -> T:
-        if size <= INLINE_CHARS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
 
     def _encode_prompt(self, prompt: str | list[Any]) -> list[int]:
         if isinstance(prompt, str):

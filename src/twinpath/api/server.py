@@ -34,7 +34,7 @@ Drain = Callable[[float], Awaitable[bool]]
 
 
 def bind(config: HttpConfig) -> socket.socket:
-    """A listening socket, and descriptors for `max_connections`: done first, so that mistakes show before a model loads.
+    """A listening socket, and descriptors for `max_connections`: done first, so that mistakes show before loading.
 
     Raises: UserError, one line.
     """
