@@ -167,7 +167,7 @@ async def test_drain_gives_up_in_time_and_stop_ends_the_rest_with_an_error() -> 
 
 async def test_an_engine_that_cannot_be_built_fails_the_start_with_its_reason() -> None:
     def broken() -> None:
-        raise EngineError("no such device")
+        raise OSError("no such device")
 
     replica = Replica(LocalLauncher(broken))  # type: ignore[arg-type]
     async with asyncio.timeout(TIMEOUT_S):

@@ -31,5 +31,5 @@ class Launcher(Protocol):
     """Starts engines, one after another."""
 
     async def launch(self, handler: LinkHandler) -> EngineHandle:
-        """Start one; `handler` hears LoadProgress, Ready or Fatal, then the rest. Raises: EngineError."""
+        """Start one; `handler` hears LoadProgress, Ready or Fatal, then the rest. Raises when it cannot."""
         ...

@@ -210,9 +210,9 @@ class Supervisor:
         life = self._life = _Life(self, self._clock)
         try:
             self._handle = await self._launcher.launch(life)
-        except EngineError as error:
-            life.fatal = Fatal(error.message)
-            return error.message, life
+        except Exception as error:  # Whatever it is (no descriptors, no memory): the next attempt may do better.
+            life.fatal = Fatal(str(error) or type(error).__name__)
+            return life.fatal.message, life
         fault = await self._watch(life)
         if self.state is ReplicaState.READY:
             self._set_state(ReplicaState.RESTARTING)
