@@ -50,7 +50,8 @@ def nginx_before(server: LiveServer, home: Path, changes: dict[str, str] | None 
     (home / "nginx.conf").write_text(
         ("user root;\n" if os.geteuid() == 0 else "")
         + f"daemon off;\nworker_processes 1;\npid {home}/nginx.pid;\nerror_log {home}/error.log warn;\n"
-        + f"events {{ worker_connections 512; }}\nhttp {{\naccess_log off;\n{temporary}include {home}/twinpath.conf;\n}}\n"
+        + "events { worker_connections 512; }\n"
+        + f"http {{\naccess_log off;\n{temporary}include {home}/twinpath.conf;\n}}\n"
     )
     assert NGINX is not None
     with (home / "stderr").open("wb") as stderr:
@@ -117,8 +118,8 @@ def test_errors_and_streams_arrive_unchanged(tmp_path: Path) -> None:
 
 
 def test_no_request_is_lost_at_the_proxys_idle_limit(tmp_path: Path) -> None:
-    """Requests that come just when nginx forgets its idle connections (1 s here); the server keeps its own for 3 s, so none can meet
-    a connection that is being closed under it."""
+    """Requests that come just when nginx forgets its idle connections (1 s here); the server keeps its own for 3 s, so
+    none can meet a connection that is being closed under it."""
     changes = {"keepalive_timeout 60s;": "keepalive_timeout 1s;"}
     with (
         live_server(Setup(http={"keepalive_timeout_s": 3})) as server,

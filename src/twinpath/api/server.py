@@ -10,11 +10,12 @@ import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from twinpath.api.idle_gc import IdleCollector
 from twinpath.api.protocol import bounded_protocol
 from twinpath.config import HttpConfig
 from twinpath.errors import UserError
@@ -31,6 +32,12 @@ BACKLOG = 4096
 FAREWELL_S = 1.0
 #: Waits for the requests below to finish, up to the given seconds; True when none is left.
 Drain = Callable[[float], Awaitable[bool]]
+
+
+class Tick(Protocol):
+    """Called ten times a second, and told whether any exchange is under way."""
+
+    def __call__(self, *, idle: bool) -> None: ...
 
 
 def bind(config: HttpConfig) -> socket.socket:
@@ -97,7 +104,13 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM: then stop accepting, let running requests finish within `drain_timeout_s`, end the
     rest with an error each. A second signal ends them at once. `on_ready` is called when connections are accepted."""
-    await StoppableServer(app, config, on_ready=on_ready, drain=drain).serve([listener])
+    collector = IdleCollector()
+    collector.start()
+    try:
+        server = StoppableServer(app, config, on_ready=on_ready, drain=drain, tick=collector.tick)
+        await server.serve([listener])
+    finally:
+        collector.stop()
 
 
 class StoppableServer(uvicorn.Server):
@@ -110,8 +123,10 @@ class StoppableServer(uvicorn.Server):
         *,
         on_ready: Callable[[], None] | None = None,
         drain: Drain | None = None,
+        tick: Tick | None = None,
     ) -> None:
         super().__init__(_uvicorn_config(app, config))
+        self._tick = tick
         self._http = config
         self._on_ready = on_ready
         self._drain = drain
@@ -123,6 +138,11 @@ class StoppableServer(uvicorn.Server):
             self.force_exit = True
             self._hurry.set()
         self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._tick is not None:
+            self._tick(idle=not self.server_state.tasks)
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

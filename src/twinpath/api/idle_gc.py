@@ -1,0 +1,42 @@
+"""Garbage collection at quiet moments: a full collection while busy would stop every stream for 100 ms and more."""
+
+from __future__ import annotations
+
+import gc
+
+#: Container objects made and not freed since the last collection. Refcounts free nearly all; what is left are cycles.
+IDLE_OBJECTS = 2_000
+BUSY_OBJECTS = 50_000
+#: Ticks without a request until the old generation is looked at too.
+FULL_AFTER_TICKS = 20
+
+
+class IdleCollector:
+    """Collects young objects when nothing runs (or when very many are waiting), everything after a longer pause.
+
+    What lives at `start` (modules, the app) is frozen: no later collection looks at it. The collector is the process's,
+    so `stop` puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._num_idle_ticks = 0
+        self._num_young_runs = 0
+
+    def start(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def stop(self) -> None:
+        gc.enable()
+        gc.unfreeze()
+
+    def tick(self, *, idle: bool) -> None:
+        """Called about ten times a second."""
+        self._num_idle_ticks = self._num_idle_ticks + 1 if idle else 0
+        if self._num_idle_ticks >= FULL_AFTER_TICKS and self._num_young_runs:
+            gc.collect()
+            self._num_young_runs = 0
+        elif gc.get_count()[0] > (IDLE_OBJECTS if idle else BUSY_OBJECTS):
+            gc.collect(0)
+            self._num_young_runs += 1
