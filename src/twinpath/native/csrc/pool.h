@@ -1,15 +1,17 @@
 // Threads that share the tasks of one phase after another.
 //
-// The caller takes part. Tasks are claimed one by one from an atomic counter and a phase ends when all claimed tasks are done:
-// a thread that was descheduled before it claimed anything holds nobody up. Between phases workers spin for a short while,
-// then sleep, so that an idle engine uses no processor.
+// The caller takes part. Every thread owns a range of tasks (so that it walks through consecutive weights) and takes from the
+// others' ranges when its own is empty. A phase ends when all claimed tasks are done: a thread that was descheduled before it
+// claimed anything holds nobody up. Between phases workers spin for a short while, then sleep: an idle engine uses no processor.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace tp {
@@ -38,26 +40,34 @@ public:
         run_shared(num_tasks, [](void* f, int i, int thread) { (*static_cast<Task*>(f))(i, thread); }, &task);
     }
 
-    // Longest time since the last call that a phase waited for another thread's last task, in ns.
-    int64_t take_longest_wait_ns();
+    // Time since the last call that the caller waited at the end of phases for longer than a task or two should take: the
+    // mark of a worker that lost its processor in the middle of a task.
+    int64_t take_late_ns();
 
 private:
     using Invoke = void (*)(void*, int, int);
+    // A range of tasks: epoch (24 bits) | next (20) | end (20), in one word so that a claim can never mix two phases.
+    struct alignas(64) Range {
+        std::atomic<uint64_t> word{0};
+    };
+
     void run_shared(int num_tasks, Invoke invoke, void* task);
-    bool claim(int* index);
+    void wait_for(int num_tasks, int64_t allowance_ns);
+    bool claim(int thread, int* index);
     void work(int thread);
+    bool has_news(int thread, uint64_t seen) const;
     void start(int num_threads);
     void stop();
 
-    // epoch (24 bits) | next (20) | count (20): one word, so that a claim can never mix two phases.
-    std::atomic<uint64_t> state_{0};
-    std::atomic<int> done_{0};
-    std::atomic<int> sleepers_{0};
+    std::unique_ptr<Range[]> ranges_;
+    alignas(64) std::atomic<int> done_{0};
+    alignas(64) std::atomic<int> sleepers_{0};
     std::atomic<bool> stopping_{false};
     std::atomic<int> active_{1};
     Invoke invoke_ = nullptr;
     void* task_ = nullptr;
-    int64_t longest_wait_ns_ = 0;
+    uint64_t epoch_ = 0;
+    int64_t late_ns_ = 0;
     int num_threads_ = 1;
     std::vector<std::thread> workers_;
     std::mutex mutex_;

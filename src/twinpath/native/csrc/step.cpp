@@ -1,6 +1,7 @@
 #include "step.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -17,6 +18,10 @@ constexpr int64_t kTaskWeightBytes = 24 * 1024;
 // Tasks per thread in a phase: enough that a late thread leaves little undone, few enough to claim cheaply.
 constexpr int kTasksPerThread = 6;
 constexpr int kRowsPerTask = 8;
+
+int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace
 
@@ -97,6 +102,14 @@ StepStatus Stepper::run(const StepArgs& a, std::string* error) {
     cancel_ = a.cancel;
     lay_out(a);
     if (num_rows_ == 0) return cancelled() ? StepStatus::kCancelled : StepStatus::kDone;
+    const int64_t begin_ns = now_ns();
+    run_rows(a);
+    const int64_t end_ns = now_ns();
+    pool_->set_active(governor_.next(pool_->active(), pool_->num_threads(), end_ns, end_ns - begin_ns, pool_->take_late_ns()));
+    return cancelled() ? StepStatus::kCancelled : StepStatus::kDone;
+}
+
+void Stepper::run_rows(const StepArgs& a) {
     const int hidden = model_.spec.hidden;
     if (a.layer_begin == 0) embed(a);
     else for (int r = 0; r < num_rows_; ++r) std::memcpy(scratch_.x + r * scratch_.hidden_stride, a.residual + static_cast<int64_t>(r) * hidden, sizeof(float) * hidden);
@@ -108,7 +121,6 @@ StepStatus Stepper::run(const StepArgs& a, std::string* error) {
         write_hidden(a);
         write_logits(a);
     }
-    return cancelled() ? StepStatus::kCancelled : StepStatus::kDone;
 }
 
 void Stepper::embed(const StepArgs& a) {

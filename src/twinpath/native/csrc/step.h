@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "governor.h"
 #include "model.h"
 #include "scratch.h"
 
@@ -69,6 +70,7 @@ private:
     void join(const std::vector<float>& bias, const std::vector<float>& post_norm);
     void write_hidden(const StepArgs& a);
     void write_logits(const StepArgs& a);
+    void run_rows(const StepArgs& a);
 
     // Acts of rows [0, num_rows) of `x` after the norm. Small steps: nothing now, each thread does it at first use.
     void normalise(const float* x, int num_rows, const std::vector<float>& norm);
@@ -97,6 +99,7 @@ private:
     int norm_rows_ = 0;
     int64_t norm_id_ = 0;
     const int32_t* cancel_ = nullptr;
+    Governor governor_;
     std::atomic<int64_t> progress_{0};
 };
 
