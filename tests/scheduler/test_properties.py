@@ -106,7 +106,7 @@ class DeepMachine(SchedulerMachine):
 
 
 class ChunkMachine(SchedulerMachine):
-    chunks = (1, 3, 2)
+    chunks = (1, 12, 2)
 
 
 TestDepthOne = SchedulerMachine.TestCase

@@ -164,6 +164,22 @@ def test_cancelling_a_dominant_prefill_names_the_step_to_interrupt_but_not_twice
     assert bench.tokens("stream") == list(b"ab")
 
 
+def test_a_chunk_longer_than_a_short_row_may_preempt_who_has_a_row_already() -> None:
+    """The eldest wants twelve rows and a page when the youngest, a decode row, is already in the step."""
+    bench = Bench(
+        Script(match="eldest", text="0123456789" * 4, chunks=(12,)),
+        Script(match="youngest", text="abcdefghij" * 4),
+        page_size=4,
+        num_pages=13,
+        max_model_len=64,
+    )
+    bench.add(make_request("eldest", "eldest"), make_request("youngest", "youngest"))
+    bench.run()
+    assert bytes(bench.tokens("eldest")[:-1]) == b"0123456789" * 4
+    assert bytes(bench.tokens("youngest")[:-1]) == b"abcdefghij" * 4
+    assert bench.scheduler.num_preemptions > 0
+
+
 def test_a_second_turn_computes_only_what_is_new() -> None:
     bench = Bench(Script(match="turn two", text="fine"), LONG, page_size=4)
     prompt = b"long history of a session"

@@ -37,8 +37,7 @@ class SchedulerLimits:
 
 
 class Scheduler:
-    """Continuous batching over one page pool: `add`/`cancel` at any time, `plan` while the engine takes more,
-    `commit` in order.
+    """Continuous batching over one page pool: add and cancel at any time, plan while the engine takes more, commit.
 
     Invariant: every added request gets exactly one terminal event; a sequence keeps its slot and pages until no
         outstanding plan touches it; running sequences are older than waiting ones, and only the youngest is
@@ -115,11 +114,10 @@ class Scheduler:
         self.prefix.num_queried_tokens = self.prefix.num_hit_tokens = 0
 
     def interruptible(self) -> tuple[tuple[str, int], ...]:
-        """(request id, step id) of outstanding steps that are mostly one request's prefill: its cancellation should
-        interrupt them.
+        """(request id, step id) of outstanding steps that are mostly one request's prefill, for its cancellation.
 
-        Not twice in a row when others have rows there: they move on though someone submits and cancels long prompts
-        all day.
+        Not twice in a row when others have rows there: they move on though someone submits and cancels long
+        prompts all day.
         """
         found = []
         for step in self._outstanding:
@@ -180,8 +178,8 @@ class Scheduler:
                 return False
             victim = self.policy.victim(self._running)
             self._preempt(victim)
-            if victim is sequence:
-                return False
+            if victim is sequence or victim.in_flight:
+                return False  # It may even have a row in this very step.
         return True
 
     def _pages_are_coming(self) -> bool:
