@@ -19,13 +19,13 @@ from benchmarks.table import Row, ratio_cells
 from twinpath.bench import CpuMeter, describe, paired_ratio
 
 NUM_TOKENS = 128
-NUM_TOKENS_BUSY = 64
+NUM_TOKENS_BUSY = 96
 
 
 @contextmanager
 def busy_neighbour() -> Iterator[int]:
     """A process that never sleeps."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
     try:
         yield process.pid
     finally:
@@ -89,11 +89,11 @@ async def run_busy(settings: Settings) -> dict[str, Any]:
                 busy.append(await measure(stream, 2 * index + 1, NUM_TOKENS_BUSY, neighbour))
         await stream.aclose()
     rounds = [{"idle": a, "busy neighbour": b} for a, b in zip(idle, busy, strict=True)]
-    ratio = paired_ratio([one["decode_ms"] for one in busy], [one["decode_ms"] for one in idle])
-    return {
-        "rows": _rows(["idle", "busy neighbour"], rounds),
-        "ratios": {"decode_ms": {"theirs": "idle", "ratio": ratio}},
+    ratios = {
+        metric: {"theirs": "idle", "ratio": paired_ratio([b[metric] for b in busy], [a[metric] for a in idle])}
+        for metric in ("decode_ms", "token_ms")
     }
+    return {"rows": _rows(["idle", "busy neighbour"], rounds), "ratios": ratios}
 
 
 def _rows(names: list[str], rounds: list[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
