@@ -93,6 +93,11 @@ void quantize(const float* x, int num_blocks, const Acts& out, int token, int bl
 
 // ---- matrix multiplication -------------------------------------------------------------------------------------------
 
+// Most outputs (tokens times groups) of a dense tile, each with two sums in registers.
+#ifndef TP_DENSE_TILES
+#define TP_DENSE_TILES 8
+#endif
+
 template <Format F>
 inline V load_column(const uint8_t* p) {
     if constexpr (F == Format::kF32) return vload(reinterpret_cast<const float*>(p));
@@ -132,9 +137,20 @@ inline void gemm_tokens(const Matrix& w, int group_begin, int num_groups, const 
                         bool add_to) {
     int g = 0;
     if constexpr (format_info(F).code_bits == 0) {
-        constexpr int G = T == 1 ? 4 : T <= 4 ? 2 : 1;
-        for (; g + G <= num_groups; g += G) dense_tile<F, T, G>(w, group_begin + g, x, token, y + g * kGroup, y_stride, add_to);
-        for (; g < num_groups; ++g) dense_tile<F, T, 1>(w, group_begin + g, x, token, y + g * kGroup, y_stride, add_to);
+        constexpr int kTokens = T < TP_DENSE_TILES ? T : TP_DENSE_TILES;
+        constexpr int kWide = T == 1 ? 4 : T <= 4 ? 2 : 1;
+        constexpr int G = kWide * kTokens <= TP_DENSE_TILES ? kWide : TP_DENSE_TILES / kTokens;
+        static_assert(T % kTokens == 0, "tokens go in whole tiles");
+        for (; g + G <= num_groups; g += G) {
+            for (int t = 0; t < T; t += kTokens) {
+                dense_tile<F, kTokens, G>(w, group_begin + g, x, token + t, y + t * y_stride + g * kGroup, y_stride, add_to);
+            }
+        }
+        for (; g < num_groups; ++g) {
+            for (int t = 0; t < T; t += kTokens) {
+                dense_tile<F, kTokens, 1>(w, group_begin + g, x, token + t, y + t * y_stride + g * kGroup, y_stride, add_to);
+            }
+        }
     } else {
         for (; g < num_groups; ++g) {
             V sum[T];

@@ -48,21 +48,23 @@ inline void quantize_block(const float* x, int8_t* planes, BlockNote* note) {
     note->scaled_sum = note->scale * static_cast<float>(note->sum);
 }
 
+// The pieces of a tile are inlined by force: called, they would pass their sums through memory.
+
 // Sixteen rows' sums of code * plane over a few cells.
 struct Sums {
     int32x4_t of[4];
 };
-inline Sums no_sums() { return {{vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)}}; }
+TP_INLINED inline Sums no_sums() { return {{vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)}}; }
 
 // One cell (four columns of sixteen rows) times lane kLane of sixteen activations.
 template <int kLane>
-inline void add_cell(Sums& sums, const int8x16_t* codes, int8x16_t x) {
+TP_INLINED inline void add_cell(Sums& sums, const int8x16_t* codes, int8x16_t x) {
     for (int i = 0; i < 4; ++i) sums.of[i] = vdotq_laneq_s32(sums.of[i], codes[i], x, kLane);
 }
 
 // Codes as signed bytes: those of Q8_0 less their zero point, all others fit as they are.
 template <Format F>
-inline void load_cell(const uint8_t* codes, int cell, int8x16_t* out) {
+TP_INLINED inline void load_cell(const uint8_t* codes, int cell, int8x16_t* out) {
     constexpr bool kNibbles = format_info(F).code_bits == 4;
     for (int i = 0; i < 4; ++i) {
         const uint8x16_t raw = vld1q_u8(codes + (kNibbles ? cell % 4 : cell) * 64 + 16 * i);
@@ -77,7 +79,8 @@ inline void load_cell(const uint8_t* codes, int cell, int8x16_t* out) {
 }
 
 template <Format F, int kBits, int T, int kLane>
-inline void add_column_cell(Sums* high, Sums* low, const uint8_t* codes, int part, const int8x16_t* x_high, const int8x16_t* x_low) {
+TP_INLINED inline void add_column_cell(Sums* high, Sums* low, const uint8_t* codes, int part, const int8x16_t* x_high,
+                                       const int8x16_t* x_low) {
     int8x16_t cell[4];
     load_cell<F>(codes, 4 * part + kLane, cell);
     for (int t = 0; t < T; ++t) {
@@ -88,7 +91,7 @@ inline void add_column_cell(Sums* high, Sums* low, const uint8_t* codes, int par
 
 // Adds the products of one half block of sixteen columns.
 template <Format F, int kBits, int T>
-inline void add_half(Sums* high, Sums* low, const uint8_t* codes, int part, const int8_t* planes, int64_t stride) {
+TP_INLINED inline void add_half(Sums* high, Sums* low, const uint8_t* codes, int part, const int8_t* planes, int64_t stride) {
     int8x16_t x_high[T], x_low[T];
     for (int t = 0; t < T; ++t) {
         x_high[t] = vld1q_s8(planes + t * stride + 16 * part);
@@ -101,14 +104,14 @@ inline void add_half(Sums* high, Sums* low, const uint8_t* codes, int part, cons
 }
 
 template <Format F>
-inline V load_scale(const uint8_t* scales, int index) {
+TP_INLINED inline V load_scale(const uint8_t* scales, int index) {
     if constexpr (format_info(F).wide_scales) return vload(reinterpret_cast<const float*>(scales) + index * kGroup);
     else return vload_f16(reinterpret_cast<const uint16_t*>(scales) + index * kGroup);
 }
 
 // sum += (256 high + low - zero * inputs) * (weight scale * activation scale)
 template <Format F, int kBits>
-inline V scale_sums(const Sums& high, const Sums& low, int32_t inputs, V weight_scale, float activation_scale, V sum) {
+TP_INLINED inline V scale_sums(const Sums& high, const Sums& low, int32_t inputs, V weight_scale, float activation_scale, V sum) {
     constexpr int kZeroShift = F == Format::kQ8_0 ? -1 : format_info(F).zero_shift;
     float32x4_t value[4];
     for (int i = 0; i < 4; ++i) {

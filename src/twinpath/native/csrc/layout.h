@@ -50,7 +50,7 @@ struct FormatInfo {
     int dense_bytes;           // bytes per element of a dense format
 };
 
-constexpr FormatInfo format_info(Format f) {
+TP_INLINED constexpr FormatInfo format_info(Format f) {
     switch (f) {
         case Format::kF32: return {0, -1, false, false, false, 1, 4, 4};
         case Format::kF16: return {0, -1, false, false, false, 1, 2, 2};
@@ -67,12 +67,12 @@ constexpr FormatInfo format_info(Format f) {
     return {0, -1, false, false, false, 1, 4, 4};
 }
 
-constexpr int code_bytes(Format f) {  // per (group, block); dense: per block of 32 columns
+TP_INLINED constexpr int code_bytes(Format f) {  // per (group, block); dense: per block of 32 columns
     const FormatInfo i = format_info(f);
     return i.code_bits ? kGroup * kBlock * i.code_bits / 8 : kGroup * kBlock * i.dense_bytes;
 }
 
-constexpr int scale_bytes(Format f) {
+TP_INLINED constexpr int scale_bytes(Format f) {
     const FormatInfo i = format_info(f);
     if (!i.code_bits) return 0;
     return kGroup * (i.wide_scales ? 4 : 2) * (1 + (i.has_min || i.half_scales ? 1 : 0));
@@ -124,6 +124,6 @@ constexpr int kKeyTile = 16;
 // own position only, never on how rows are tiled, chunked or spread over threads.
 constexpr int kSpan = 256;
 
-constexpr int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
+TP_INLINED constexpr int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
 
 }  // namespace tp

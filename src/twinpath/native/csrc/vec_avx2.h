@@ -9,6 +9,7 @@ constexpr int kAttendRows = 4;  // query rows that share a converted key: 8 sums
 constexpr int kAttendKeys = 1;  // key tiles in flight
 constexpr int kAttendDims = 2;  // value registers in flight
 constexpr int kMaxTokenTile = 4;
+#define TP_DENSE_TILES 2  // outputs of a dense tile: four registers each
 
 inline V vload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void vstore(float* p, V x) {
