@@ -14,8 +14,8 @@ constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
 // How long an idle worker spins before it sleeps: longer than the serial gap between two phases (a few us), much shorter
 // than what a client on the same machine would notice.
 constexpr int64_t kSpinNs = 50'000;
-// A wait this long means that another thread lost its processor: offer ours instead of spinning.
-constexpr int64_t kYieldNs = 50'000;
+// A wait this long means that another thread lost its processor: sleep, so that the system owes us time instead of it.
+constexpr int64_t kBlockNs = 50'000;
 // Waits beyond this, and beyond two average tasks, count as late.
 constexpr int64_t kLateNs = 30'000;
 constexpr int kSpinsPerLook = 32;  // between looks at the clock
@@ -106,10 +106,13 @@ void ThreadPool::run_shared(int num_tasks, Invoke invoke, void* task) {
 
 void ThreadPool::wait_for(int num_tasks, int64_t allowance_ns) {
     const int64_t begin_ns = now_ns();
-    for (int spins = 1;; ++spins) {
-        if (done_.load(std::memory_order_acquire) == num_tasks) break;
+    for (int spins = 1; done_.load(std::memory_order_acquire) != num_tasks; ++spins) {
         pause();
-        if (spins % kSpinsPerLook == 0 && now_ns() - begin_ns > kYieldNs) std::this_thread::yield();
+        if (spins % kSpinsPerLook || now_ns() - begin_ns < kBlockNs) continue;
+        std::unique_lock<std::mutex> lock(mutex_);
+        caller_sleeps_.store(true, std::memory_order_seq_cst);
+        finished_.wait(lock, [this, num_tasks] { return done_.load(std::memory_order_seq_cst) == num_tasks; });
+        caller_sleeps_.store(false, std::memory_order_seq_cst);
     }
     const int64_t waited_ns = now_ns() - begin_ns;
     if (waited_ns > allowance_ns) late_ns_ += waited_ns;
@@ -134,7 +137,13 @@ void ThreadPool::work(int thread) {
             if (thread >= active_.load(std::memory_order_relaxed)) continue;
             int index, mine = 0;
             for (; claim(thread, &index); ++mine) invoke_(task_, index, thread);
-            if (mine) done_.fetch_add(mine, std::memory_order_acq_rel);
+            if (mine) {
+                done_.fetch_add(mine, std::memory_order_seq_cst);
+                if (caller_sleeps_.load(std::memory_order_seq_cst)) {
+                    { std::lock_guard<std::mutex> lock(mutex_); }
+                    finished_.notify_one();
+                }
+            }
             idle_since_ns = now_ns();
             continue;
         }

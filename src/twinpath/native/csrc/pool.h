@@ -62,6 +62,7 @@ private:
     std::unique_ptr<Range[]> ranges_;
     alignas(64) std::atomic<int> done_{0};
     alignas(64) std::atomic<int> sleepers_{0};
+    std::atomic<bool> caller_sleeps_{false};
     std::atomic<bool> stopping_{false};
     std::atomic<int> active_{1};
     Invoke invoke_ = nullptr;
@@ -71,7 +72,7 @@ private:
     int num_threads_ = 1;
     std::vector<std::thread> workers_;
     std::mutex mutex_;
-    std::condition_variable wake_;
+    std::condition_variable wake_, finished_;
 };
 
 }  // namespace tp
