@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,8 @@ class LiveServer:
 
     def close(self) -> None:
         self.http.close()
-        self.loop.call_soon_threadsafe(self.server.stop)
+        with suppress(RuntimeError):  # It has stopped already, and its loop with it.
+            self.loop.call_soon_threadsafe(self.server.stop)
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "the server did not stop"
 

@@ -6,7 +6,13 @@ import gc
 
 import pytest
 
-from twinpath.api.idle_gc import BUSY_OBJECTS, FULL_AFTER_TICKS, IDLE_OBJECTS, IdleCollector
+from twinpath.api.idle_gc import (
+    BUSY_OBJECTS,
+    FULL_AFTER_TICKS,
+    FULL_AFTER_YOUNG_RUNS,
+    IDLE_OBJECTS,
+    IdleCollector,
+)
 
 
 class Collector:
@@ -62,6 +68,14 @@ def test_a_longer_pause_collects_everything_once(collector: Collector) -> None:
     for _ in range(3 * FULL_AFTER_TICKS):
         idle.tick(idle=True)
     assert collector.calls == [0, 2]
+
+
+def test_a_server_that_is_never_idle_collects_everything_at_long_last(collector: Collector) -> None:
+    idle = IdleCollector()
+    for _ in range(FULL_AFTER_YOUNG_RUNS + 1):
+        collector.young = BUSY_OBJECTS + 1
+        idle.tick(idle=False)
+    assert collector.calls == [0] * FULL_AFTER_YOUNG_RUNS + [2]
 
 
 def test_nothing_to_collect_means_no_collection(collector: Collector) -> None:

@@ -234,6 +234,18 @@ def test_pipelined_requests_are_answered_in_order() -> None:
         assert data.index(b'"list"') < data.index(b'"ok"')
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_pipelined_answers_without_bodies_are_not_held_back(method: str) -> None:
+    with live_server(Setup()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
+        request = f"{method} /v1/models HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+        raw.sendall(request * 3)
+        data = b""
+        while data.count(b"HTTP/1.1 20") < 3:
+            part = raw.recv(4096)
+            assert part
+            data += part
+
+
 def test_expect_continue_is_answered() -> None:
     with live_server(Setup()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
         body = b'{"messages": [{"role": "user", "content": "hi"}]}'

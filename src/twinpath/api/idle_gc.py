@@ -9,6 +9,8 @@ IDLE_OBJECTS = 2_000
 BUSY_OBJECTS = 50_000
 #: Ticks without a request until the old generation is looked at too.
 FULL_AFTER_TICKS = 20
+#: Young collections until it is looked at even so: a server that is never idle must not keep its cycles for ever.
+FULL_AFTER_YOUNG_RUNS = 200
 
 
 class IdleCollector:
@@ -34,7 +36,8 @@ class IdleCollector:
     def tick(self, *, idle: bool) -> None:
         """Called about ten times a second."""
         self._num_idle_ticks = self._num_idle_ticks + 1 if idle else 0
-        if self._num_idle_ticks >= FULL_AFTER_TICKS and self._num_young_runs:
+        rested = self._num_idle_ticks >= FULL_AFTER_TICKS and self._num_young_runs > 0
+        if rested or self._num_young_runs >= FULL_AFTER_YOUNG_RUNS:
             gc.collect()
             self._num_young_runs = 0
         elif gc.get_count()[0] > (IDLE_OBJECTS if idle else BUSY_OBJECTS):
