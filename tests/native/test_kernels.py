@@ -1,4 +1,4 @@
-"""Runs `selftest.cpp` against every kernel set: this machine's, and NEON under qemu where a cross compiler is installed."""
+"""Runs `selftest.cpp` against every kernel set: this machine's, and NEON under qemu if a cross compiler is there."""
 
 from __future__ import annotations
 
