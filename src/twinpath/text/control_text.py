@@ -53,6 +53,8 @@ class ControlTextGuard:
 
     def _protect_text(self, text: str, mark: str) -> str:
         text = well_formed(text)
+        if not any(character in text for character in self._edge_characters):
+            return text
         pieces = self._tokenizer.split_special(text)
         if len(pieces) > 1 or (pieces and pieces[0].token_id is not None):
             # After every character: what overlaps this spelling is broken with it.
@@ -72,6 +74,13 @@ class ControlTextGuard:
         return text
 
     @cached_property
+    def _edge_characters(self) -> Collection[str]:
+        """Text without any of these holds no control token, nor the head, the tail or the middle of one."""
+        tokens = [token for token in self._tokenizer.special_tokens if token]
+        ends = {token[0] for token in tokens} | {token[-1] for token in tokens}
+        return ends | {tail[0] for tail in self._tails if not tail[0].isalnum()}
+
+    @cached_property
     def _edge_lengths(self) -> Collection[int]:
         return {len(part) for part in chain(self._heads, self._tails)}
 
@@ -82,7 +91,11 @@ class ControlTextGuard:
 
     @cached_property
     def _tails(self) -> Collection[str]:
-        return {token[start:] for token in self._tokenizer.special_tokens for start in range(1, len(token) - 1)}
+        """Proper ends, two characters or more; and what lies between the first and the last character, if no word."""
+        tokens = self._tokenizer.special_tokens
+        middles = (token[1:-1] for token in tokens)
+        ends = {token[start:] for token in tokens for start in range(1, len(token) - 1)}
+        return ends | {middle for middle in middles if len(middle) > 1 and not middle[0].isalnum()}
 
 
 def _strings(value: Any) -> Iterator[str]:

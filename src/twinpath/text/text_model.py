@@ -79,12 +79,8 @@ class TextModel:
         if template is None or traits is None:
             reason = "this model has no chat template; use /v1/completions, or start the server with --chat-template"
             raise InvalidRequest(reason, param="messages")
-        given: dict[str, Any] = {
-            "messages": normalize(messages, traits),
-            "tools": list(tools) if tools else None,
-            "template_kwargs": dict(template_kwargs or {}),
-        }
-        mark = self._guard.choose_mark(given)
-        safe = self._guard.protect(given, mark)
-        variables = safe["template_kwargs"] | {"tools": safe["tools"], "add_generation_prompt": add_generation_prompt}
-        return self._guard.segments(template.render(safe["messages"], **variables), mark)
+        given = (normalize(messages, traits), list(tools) if tools else None, dict(template_kwargs or {}))
+        mark = self._guard.choose_mark(*given)
+        safe_messages, safe_tools, variables = (self._guard.protect(value, mark) for value in given)
+        variables |= {"tools": safe_tools, "add_generation_prompt": add_generation_prompt}
+        return self._guard.segments(template.render(safe_messages, **variables), mark)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import tokenizers
@@ -18,6 +19,9 @@ from tokenizers.models import WordLevel
 from twinpath.text.detokenizer import Detokenizer
 
 _UNKNOWN = "\ufffd"
+#: Short segments repeat in every request: what a template writes between messages, system prompts, few-word turns.
+CACHE_ENTRIES = 4096
+CACHED_CHARS = 1024
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -57,7 +61,7 @@ class Segment:
 
 
 class Tokenizer:
-    """Thread-safe once built: nothing in it changes but caches."""
+    """Thread-safe once built: nothing in it changes but two bounded caches."""
 
     def __init__(self, backend: tokenizers.Tokenizer, rules: TokenizerRules) -> None:
         """`backend` is taken over: its special tokens are switched to plain text, segmentation is done here."""
@@ -78,6 +82,7 @@ class Tokenizer:
             _byte_speller() if rules.spelling == "byte_level" else _sentencepiece_bytes
         )
         self._bytes: dict[int, bytes] = {}
+        self._encode_short = lru_cache(CACHE_ENTRIES)(self._encode_plain)
 
     @property
     def bos_id(self) -> int | None:
@@ -120,6 +125,8 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Exact bytes of one token; a control token's are its spelling, an id outside the vocabulary has none."""
+        if not 0 <= token_id < self.vocab_size:
+            return b""
         found = self._bytes.get(token_id)
         if found is None:
             found = self._bytes[token_id] = self._compute_bytes(token_id)
@@ -135,8 +142,6 @@ class Tokenizer:
         return found
 
     def _compute_bytes(self, token_id: int) -> bytes:
-        if not 0 <= token_id < 1 << 31:
-            return b""
         added = self._added.get(token_id)
         if added is not None:
             return added.encode()
@@ -148,6 +153,9 @@ class Tokenizer:
         if not text:
             return []
         text = self._prefixed(text, first)
+        return list(self._encode_short(text)) if len(text) <= CACHED_CHARS else self._encode_plain(text)
+
+    def _encode_plain(self, text: str) -> list[int]:
         # The batch call lets other threads run meanwhile; the plain one holds the interpreter.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids if self._forbidden_ids.isdisjoint(ids) else self._without_special(ids)
