@@ -190,7 +190,7 @@ class CpuEngine:
             kept = list(range(len(plan.slots)))
         residual = plan.residual if whole or plan.residual is None else np.ascontiguousarray(plan.residual[rows])
         computed = self.model.step(
-            starts, lengths, sample, tokens, tables,
+            starts, lengths, sample.view(np.uint8), tokens, tables,
             layers=(plan.layer_begin, plan.layer_end), residual=residual, keep_hidden=keep if keep.any() else None,
         )  # fmt: skip
         if computed is None:

@@ -1,6 +1,7 @@
 """Compiles the native step library: `python -m twinpath.native.build`, or from the wheel's build hook (loaded by path).
 
-One translation unit per instruction set, each with its own flags; the library picks one at run time. Standard library only.
+One translation unit per instruction set, each with its own flags; the library picks one at run time. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _run(command: list[str]) -> None:
     except OSError as error:
         raise BuildError(f"cannot run {command[0]}: {error.strerror}") from error
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
+        lines = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
         raise BuildError(f"{command[0]} failed: {lines[0] if lines else f'exit status {done.returncode}'}")
 
 

@@ -111,7 +111,9 @@ class NativeLibrary:
 def load_library(path: Path = LIBRARY_PATH) -> NativeLibrary:
     """Raises: NativeBuildError when the library was not built, is not loadable here or is of another version."""
     if not path.exists():
-        raise NativeBuildError(f"the native library is missing ({path}); build it with `python -m twinpath.native.build`")
+        raise NativeBuildError(
+            f"the native library is missing ({path}); build it with `python -m twinpath.native.build`"
+        )
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
@@ -119,7 +121,8 @@ def load_library(path: Path = LIBRARY_PATH) -> NativeLibrary:
     version = getattr(handle, "tp_abi_version", lambda: 0)()
     if version != ABI_VERSION:
         raise NativeBuildError(
-            f"the native library has ABI {version}, this twinpath needs {ABI_VERSION}: run `python -m twinpath.native.build`"
+            f"the native library has ABI {version}, this twinpath needs {ABI_VERSION}: "
+            "run `python -m twinpath.native.build`"
         )
     _declare(handle)
     return NativeLibrary(handle)

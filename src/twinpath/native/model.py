@@ -57,7 +57,7 @@ class NativeModel:
         self.logits_stride = -(-spec.vocab_size // 16) * 16
         self._library = library.handle
         self._cancel = ctypes.c_int32(0)
-        self._handle = self._create(spec, options)
+        self._handle: int | None = self._create(spec, options)
         try:
             self._load(weights, report or (lambda done, total, what: None))
             limits = Limits(options.page_size, options.num_pages, options.max_rows, options.max_position)
@@ -85,10 +85,10 @@ class NativeModel:
         residual: Float32s | None = None,
         keep_hidden: Flags | None = None,
     ) -> tuple[Float32s, Float32s] | None:
-        """Run the rows of a plan (see `twinpath.types.StepPlan`) through a range of layers.
+        """Run the rows of a plan (see `twinpath.types.StepPlan`) through a range of layers. None: cancelled.
 
         Shapes: returns logits float32 [num_sampled, vocab] (rows contiguous) and hidden float32 [rows of segments with
-            keep_hidden, hidden] (the head's input, see `logits`); both empty when the range ends early. None: cancelled.
+            keep_hidden, hidden] (the head's input, see `logits`); both empty when the range ends early.
         Raises: EngineError when an argument is out of range: nothing was computed.
         """
         begin, end = layers or (0, self.spec.num_layers)
@@ -119,7 +119,7 @@ class NativeModel:
         return logits[:, : self.spec.vocab_size], hidden
 
     def logits(self, hidden: Float32s) -> Float32s:
-        """Head of hidden rows that a step kept: float32 [rows, hidden] -> [rows, vocab]. Keep it to tens of rows at once."""
+        """Head of hidden rows that a step kept: float32 [rows, hidden] -> [rows, vocab]. Tens of rows at once."""
         hidden = np.ascontiguousarray(hidden, np.float32)
         if hidden.ndim != 2 or hidden.shape[1] != self.spec.hidden_size:
             raise EngineError(f"hidden rows of shape {hidden.shape}, expected [rows, {self.spec.hidden_size}]")
