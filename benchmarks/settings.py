@@ -40,9 +40,10 @@ class Settings:
             self._peers().make_formats(self.model, self.formats_dir)
         return path
 
-    def worker(self, system: str, threads: int, *flags: str, model: Path | None = None, name: str = "") -> Worker:
-        """A contestant on `model`: twinpath, llama_cpp or openvino."""
-        name = name or f"{system} {threads}t{''.join(' ' + flag.lstrip('-') for flag in flags)}"
+    def worker(self, system: str, threads: int, *flags: str, model: Path | None = None, form: str = "") -> Worker:
+        """A contestant on `model`: twinpath, llama_cpp or openvino. `form` only adds to its name."""
+        words = [system, *([form] if form else []), f"{threads}t", *(flag.lstrip("-") for flag in flags)]
+        name = " ".join(words)
         python = sys.executable if system == "twinpath" else str(self._peers().python)
         if system == "twinpath":
             flags = ("--isa", self.isa, *flags)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.settings import Settings, prompt_ids
 from benchmarks.table import Row, ratio_cells
-from benchmarks.worker import Worker
+from benchmarks.worker import Worker, WorkerError
 from twinpath.bench import describe, paired_ratio
 
 NUM_PROMPT = 128
@@ -26,40 +27,54 @@ BATCH_METRICS = tuple(f"batch{size}_ms" for size in BATCH_SIZES)
 Values = dict[str, Any]
 
 
-def contestants(settings: Settings, stack: ExitStack) -> list[Worker]:
+@dataclass(frozen=True)
+class Entry:
+    """One contestant of a lineup; `form` names another format of the same weights."""
+
+    system: str
+    threads: int
+    flags: tuple[str, ...] = ()
+    form: str = ""
+
+
+def llama(threads: int, flash: str, form: str = "") -> Entry:
+    return Entry("llama_cpp", threads, ("--flash", flash), form)
+
+
+def lineup_single(settings: Settings) -> list[Entry]:
     """twinpath at each thread count; each peer at its best: flash attention helps prefill and hurts decode, so both."""
-    workers = [stack.enter_context(settings.worker("twinpath", threads)) for threads in settings.threads]
-    if settings.peers is not None:
-        threads = max(settings.threads)
-        for flash in ("off", "on"):
-            workers.append(stack.enter_context(settings.worker("llama_cpp", threads, "--flash", flash)))
-        workers.append(stack.enter_context(settings.worker("openvino", threads)))
-    return workers
+    most = max(settings.threads)
+    peers = [llama(most, "off"), llama(most, "on"), Entry("openvino", most)]
+    return [*(Entry("twinpath", threads) for threads in settings.threads), *(peers if settings.peers else [])]
 
 
-def contestants16(settings: Settings, stack: ExitStack) -> list[Worker]:
-    """twinpath on the model as it is, llama.cpp on its F16 and BF16 forms.
-
-    The formats whose answers equal fp32's there.
-    """
-    threads = max(settings.threads)
-    workers = [stack.enter_context(settings.worker("twinpath", threads))]
-    for form in ("F16", "BF16"):
-        for flash in ("off", "on"):
-            name = f"llama_cpp {form} {threads}t flash {flash}"
-            worker = settings.worker("llama_cpp", threads, "--flash", flash, model=settings.form(form), name=name)
-            workers.append(stack.enter_context(worker))
-    return workers
+def lineup_16bit(settings: Settings) -> list[Entry]:
+    """twinpath on the model as it is, llama.cpp on its F16 and BF16 forms: whose answers equal fp32's there."""
+    most = max(settings.threads)
+    peers = [llama(most, flash, form) for form in ("F16", "BF16") for flash in ("off", "on")]
+    return [Entry("twinpath", most), *(peers if settings.peers else [])]
 
 
-def contestants_batch(settings: Settings, stack: ExitStack) -> list[Worker]:
+def lineup_batch(settings: Settings) -> list[Entry]:
     """All threads for everybody, and llama.cpp without flash attention, which is slower in batches too."""
-    threads = max(settings.threads)
-    workers = [stack.enter_context(settings.worker("twinpath", threads))]
-    if settings.peers is not None:
-        workers.append(stack.enter_context(settings.worker("llama_cpp", threads, "--flash", "off")))
-        workers.append(stack.enter_context(settings.worker("openvino", threads)))
-    return workers
+    most = max(settings.threads)
+    return [Entry("twinpath", most), *([llama(most, "off"), Entry("openvino", most)] if settings.peers else [])]
+
+
+def start(settings: Settings, entries: Sequence[Entry], stack: ExitStack) -> tuple[list[Worker], dict[str, str]]:
+    """Load everybody. A peer that cannot read the file is left out, with its reason; twinpath must read it."""
+    workers, absent = [], {}
+    for entry in entries:
+        model = settings.form(entry.form) if entry.form else settings.model
+        try:
+            worker = settings.worker(entry.system, entry.threads, *entry.flags, model=model, form=entry.form)
+        except WorkerError as error:
+            if entry.system == "twinpath":
+                raise
+            absent[entry.system] = str(error).strip().splitlines()[-1]
+            continue
+        workers.append(stack.enter_context(worker))
+    return workers, absent
 
 
 def measure_single(worker: Worker, ids: list[int]) -> Values:
@@ -89,37 +104,40 @@ def measure_batch(worker: Worker, ids: list[int]) -> Values:
 
 def run(settings: Settings) -> dict[str, Any]:
     """One stream, everybody on the same file."""
-    with ExitStack() as stack:
-        return compete(settings, contestants(settings, stack), measure_single, SINGLE_METRICS)
+    return compete(settings, lineup_single(settings), measure_single, SINGLE_METRICS)
 
 
 def run16(settings: Settings) -> dict[str, Any]:
     """One stream, against llama.cpp's 16-bit formats."""
-    with ExitStack() as stack:
-        return compete(settings, contestants16(settings, stack), measure_single, SINGLE_METRICS)
+    return compete(settings, lineup_16bit(settings), measure_single, SINGLE_METRICS)
 
 
 def run_batch(settings: Settings) -> dict[str, Any]:
     """Several streams in one step, everybody on the same file."""
-    with ExitStack() as stack:
-        return compete(settings, contestants_batch(settings, stack), measure_batch, BATCH_METRICS)
+    return compete(settings, lineup_batch(settings), measure_batch, BATCH_METRICS)
 
 
 def compete(
-    settings: Settings, workers: list[Worker], measure: Callable[[Worker, list[int]], Values], metrics: Sequence[str]
+    settings: Settings,
+    entries: Sequence[Entry],
+    measure: Callable[[Worker, list[int]], Values],
+    metrics: Sequence[str],
 ) -> dict[str, Any]:
     """All rounds; the order turns by one each round so that nobody always follows the same neighbour."""
     ids = prompt_ids(settings.model)
-    for worker in workers:
-        measure(worker, ids)  # warm: pages touched, pipelines compiled
-    rounds: list[dict[str, Values]] = []
-    for index in range(settings.rounds):
-        turn = index % len(workers)
-        order = workers[turn:] + workers[:turn]
-        rounds.append({worker.name: measure(worker, ids) for worker in order})
+    with ExitStack() as stack:
+        workers, absent = start(settings, entries, stack)
+        for worker in workers:
+            measure(worker, ids)  # warm: pages touched, pipelines compiled
+        rounds: list[dict[str, Values]] = []
+        for index in range(settings.rounds):
+            turn = index % len(workers)
+            order = workers[turn:] + workers[:turn]
+            rounds.append({worker.name: measure(worker, ids) for worker in order})
     names = [worker.name for worker in workers]
     return {
         "metrics": metrics,
+        "absent": absent,
         "rows": [summarize(worker, [one[worker.name] for one in rounds], metrics) for worker in workers],
         "ratios": ratios(names, rounds, metrics),
         "answers": {name: agreement(rounds[0][names[0]], rounds[0][name]) for name in names[1:]},
@@ -182,4 +200,5 @@ def table(result: dict[str, Any]) -> list[Row]:
             rows.append([f"{metric}: {found['ours']} / {found['theirs']}", *ratio_cells(found["ratio"])])
     for name, same in result["answers"].items():
         rows.append([f"leading greedy tokens equal to {name}", f"{same['equal_leading_tokens']} of {same['of']}"])
+    rows += [[f"{name} cannot load this file", reason] for name, reason in result["absent"].items()]
     return rows
