@@ -64,6 +64,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     #: Session key from headers or body, already hashed with the API key; "" when none. A hint, never a lock.
     session: str = ""
+    #: When its last byte came, on the machine's monotonic clock; 0: when the scheduler got it.
+    arrival_s: float = 0.0
+    #: Service class, for metrics and defaults of the targets.
+    class_name: str = ""
+    #: First token this long after arrival; None: as soon as possible, but no promise is broken by lateness.
+    ttft_target_ms: float | None = None
+    #: Each later token at most this long after the one before; None: the server's own budget.
+    tpot_target_ms: float | None = None
+    #: Share of attention among requests of equal urgency.
+    weight: float = 1.0
+    #: Static priority, lower first; only the `priority` policy looks at it.
+    priority: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +95,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
 
 
+class Promise(msgspec.Struct, frozen=True, array_like=True):
+    """How a request is served, fixed when it arrived."""
+
+    lane: str
+    #: None: no cost model, nothing was promised.
+    predicted_ttft_ms: float | None = None
+
+
 class TokensEvent(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
     """New tokens of one request, in order. A stop token is reported too; the text layer leaves it out."""
 
@@ -93,6 +113,8 @@ class TokensEvent(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
     prompt_logprobs: list[TokenLogprob] | None = None
     #: Prompt tokens served from the prefix cache (meaningful on the first event).
     cached_tokens: int = 0
+    #: Only on a request's first event, when the server has lanes.
+    promise: Promise | None = None
 
 
 class FinishEvent(msgspec.Struct, frozen=True, tag="finish", array_like=True):
@@ -141,7 +163,8 @@ class StepPlan:
         residual float32 [sum(lengths), hidden] or None.
     Layers: the half-open range [layer_begin, layer_end) runs. A range that starts after 0 reads `residual`, one that
         ends before num_layers writes it (caller-owned); embedding only when layer_begin == 0, sampling only when
-        layer_end == num_layers.
+        layer_end == num_layers. Slices of one chunk share one residual and may be outstanding together; after an
+        interrupt its content is undefined and the chunk starts again at layer 0.
     Invariant: plan n + 1 may be submitted before plan n's result is known; a decode segment then carries PENDING_TOKEN.
     """
 

@@ -1,0 +1,197 @@
+"""What a step will take: a linear model of its shape, fitted to measured steps and corrected while serving."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinpath.types import StepPlan
+
+#: A correction moves this far towards each new ratio of measured to predicted time.
+_GAIN = 0.1
+#: A step this many times its prediction, or less than its inverse, is an outlier ...
+_OUTLIER_RATIO = 2.5
+#: ... unless this many in a row agree: then the machine has changed.
+_OUTLIERS_IN_A_ROW = 4
+#: Ratios kept for the tail, and how many new ones make its quantile stale.
+_TAIL_WINDOW = 512
+_TAIL_REFRESH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step's time depends on. Contexts are sums over rows of the tokens each attends to, itself included."""
+
+    num_decode: int = 0
+    decode_context: int = 0
+    num_prefill: int = 0
+    prefill_context: int = 0
+    num_sampled: int = 0
+    #: Layers run / all layers.
+    layer_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Milliseconds; all but the first and last are for a forward through all layers."""
+
+    #: Of any plan, however few its layers: planning, hand-over, start of the threads.
+    plan: float
+    #: Weights read once.
+    forward: float
+    decode_row: float
+    prefill_row: float
+    decode_token: float
+    prefill_token: float
+    #: Final norm, head and sampler of one row.
+    sampled_row: float
+
+
+#: Before anything was measured: of the order of a 135M model on two cores, and of an 8B model on one H200.
+CPU_PRIOR = Coefficients(0.3, 4.0, 0.7, 0.7, 2e-4, 2e-4, 0.5)
+CUDA_PRIOR = Coefficients(0.1, 4.5, 0.01, 0.025, 3e-6, 1e-6, 0.01)
+
+
+def prefill_context(start: int, num_rows: int) -> int:
+    """Tokens that rows [start, start + num_rows) attend to, summed."""
+    return num_rows * start + num_rows * (num_rows + 1) // 2
+
+
+def shape_of(plan: StepPlan, num_layers: int) -> StepShape:
+    """The shape of a plan; a segment of one row counts as decode."""
+    num_decode = decode_context = num_prefill = prefill_tokens = 0
+    for start, length in zip(plan.starts.tolist(), plan.lengths.tolist(), strict=True):
+        if length == 1:
+            num_decode += 1
+            decode_context += start + 1
+        else:
+            num_prefill += length
+            prefill_tokens += prefill_context(start, length)
+    num_sampled = int(plan.sample.sum()) if plan.layer_end == num_layers else 0
+    share = (plan.layer_end - plan.layer_begin) / num_layers
+    return StepShape(num_decode, decode_context, num_prefill, prefill_tokens, num_sampled, share)
+
+
+class CostModel:
+    """Predicts milliseconds of a `StepShape`. `observe` corrects it; `fit` replaces its coefficients."""
+
+    def __init__(self, coefficients: Coefficients = CPU_PRIOR) -> None:
+        self.coefficients = coefficients
+        self.num_observed = 0
+        #: Steps far from their prediction, that did not move it.
+        self.num_outliers = 0
+        self._corrections: dict[int, float] = {}
+        self._strays: dict[int, int] = {}
+        #: Measured / predicted of the last steps, outliers included: what a p99 is made of.
+        self._ratios: deque[float] = deque(maxlen=_TAIL_WINDOW)
+        self._tail: tuple[float, int, float] = (0.0, 0, 1.0)
+
+    def predict(self, shape: StepShape) -> float:
+        """Milliseconds, about the median."""
+        return self._base(shape) * self._corrections.get(_bucket(shape), 1.0)
+
+    def observe(self, shape: StepShape, elapsed_ms: float) -> None:
+        """One measured step."""
+        if elapsed_ms <= 0.0:
+            return  # An engine that does not measure.
+        bucket = _bucket(shape)
+        correction = self._corrections.get(bucket, 1.0)
+        ratio = elapsed_ms / self._base(shape)
+        self._ratios.append(ratio / correction)
+        self.num_observed += 1
+        if not 1 / _OUTLIER_RATIO < ratio / correction < _OUTLIER_RATIO:
+            self.num_outliers += 1
+            strays = self._strays[bucket] = self._strays.get(bucket, 0) + 1
+            if strays < _OUTLIERS_IN_A_ROW:
+                return
+            correction = ratio
+        self._strays[bucket] = 0
+        self._corrections[bucket] = correction + _GAIN * (ratio - correction)
+
+    def tail_ratio(self, quantile: float) -> float:
+        """Quantile of measured / predicted over the last steps; 1 before there are enough to tell."""
+        cached_quantile, at, value = self._tail
+        if cached_quantile == quantile and self.num_observed - at < _TAIL_REFRESH:
+            return value
+        ordered = sorted(self._ratios)
+        value = ordered[min(int(quantile * len(ordered)), len(ordered) - 1)] if len(ordered) >= _TAIL_REFRESH else 1.0
+        self._tail = (quantile, self.num_observed, value)
+        return value
+
+    def fit(self, samples: Sequence[tuple[StepShape, float]]) -> None:
+        """Least squares of relative errors over measured steps, no coefficient negative; forgets corrections.
+
+        A coefficient on which the samples say nothing keeps its value, scaled as the others moved.
+        """
+        if not samples:
+            return
+        features = np.array([_features(shape) for shape, _ in samples])
+        times = np.maximum([elapsed_ms for _, elapsed_ms in samples], 1e-6)
+        prior = np.array(list(asdict(self.coefficients).values()))
+        scale = float(np.median(times / np.maximum(features @ prior, 1e-9)))
+        prior = np.maximum(prior * scale, 1e-12)
+        # In units of the prior: one weak equation a coefficient holds what the samples leave open.
+        weighted = np.vstack([features * prior / times[:, None], 1e-2 * np.eye(len(prior))])
+        solution = _solve_non_negative(weighted, np.concatenate([np.ones(len(times)), np.full(len(prior), 1e-2)]))
+        self.coefficients = Coefficients(*(solution * prior).tolist())
+        self._corrections.clear()
+        self._strays.clear()
+        self._ratios.clear()
+        self._tail = (0.0, 0, 1.0)
+
+    def to_dict(self) -> dict[str, float]:
+        """The coefficients, in ms; corrections are of the moment and not kept."""
+        return asdict(self.coefficients)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, float]) -> CostModel:
+        return cls(Coefficients(**values))
+
+    def _base(self, shape: StepShape) -> float:
+        c = self.coefficients
+        layers = (
+            c.forward
+            + c.decode_row * shape.num_decode
+            + c.decode_token * shape.decode_context
+            + c.prefill_row * shape.num_prefill
+            + c.prefill_token * shape.prefill_context
+        )
+        return max(c.plan + shape.layer_share * layers + c.sampled_row * shape.num_sampled, 1e-6)
+
+
+def _features(shape: StepShape) -> tuple[float, ...]:
+    """In the order of `Coefficients`."""
+    share = shape.layer_share
+    return (
+        1.0,
+        share,
+        share * shape.num_decode,
+        share * shape.num_prefill,
+        share * shape.decode_context,
+        share * shape.prefill_context,
+        float(shape.num_sampled),
+    )
+
+
+def _bucket(shape: StepShape) -> int:
+    """Steps whose errors go together: by powers of four of prefill rows and of decode rows, whole or sliced."""
+    prefill, decode = (shape.num_prefill.bit_length() + 1) // 2, (shape.num_decode.bit_length() + 1) // 2
+    return (prefill << 8) | (decode << 1) | (shape.layer_share < 1.0)
+
+
+def _solve_non_negative(matrix: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least squares; whatever comes out negative is set to zero and the rest solved again."""
+    active = np.ones(matrix.shape[1], bool)
+    solution = np.zeros(matrix.shape[1])
+    while active.any():
+        part = np.linalg.lstsq(matrix[:, active], values, rcond=None)[0]
+        solution[:] = 0.0
+        solution[active] = np.maximum(part, 0.0)
+        if (part >= 0.0).all():
+            break
+        active[np.flatnonzero(active)[part < 0.0]] = False
+    return solution
