@@ -6,9 +6,27 @@ contracts, types; `loop` also ipc messages and config. Never imports torch or an
 not given.
 """
 
+from twinpath.scheduler.cost import Coefficients, CostModel, StepShape, shape_of
 from twinpath.scheduler.heartbeat import HeartbeatThread
+from twinpath.scheduler.lanes import LaneSettings
 from twinpath.scheduler.limits import resolve_limits, resolve_step_tokens
 from twinpath.scheduler.loop import EngineLoop
+from twinpath.scheduler.policy import POLICIES, Policy, make_policy
 from twinpath.scheduler.scheduler import Scheduler, SchedulerLimits
 
-__all__ = ["EngineLoop", "HeartbeatThread", "Scheduler", "SchedulerLimits", "resolve_limits", "resolve_step_tokens"]
+__all__ = [
+    "POLICIES",
+    "Coefficients",
+    "CostModel",
+    "EngineLoop",
+    "HeartbeatThread",
+    "LaneSettings",
+    "Policy",
+    "Scheduler",
+    "SchedulerLimits",
+    "StepShape",
+    "make_policy",
+    "resolve_limits",
+    "resolve_step_tokens",
+    "shape_of",
+]

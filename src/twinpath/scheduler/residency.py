@@ -50,6 +50,10 @@ class Residency:
             self.prefix.num_hit_tokens += sequence.cached_tokens
         return True
 
+    def num_cached(self, sequence: Sequence) -> int:
+        """Known tokens whose KV is there now; asked before admission."""
+        return len(self._find_cached(sequence)) * self._page_size
+
     def needs_page(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether the first `num_tokens` positions reach past its pages."""
         return len(sequence.pages) * self._page_size < num_tokens

@@ -6,11 +6,17 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 
+from twinpath.contracts import Clock
 from twinpath.kv import PagePool, PrefixCache, PrefixKeys
-from twinpath.scheduler.policy import FirstComeFirstServed, Policy
+from twinpath.scheduler.answer import refuse, tell
+from twinpath.scheduler.chunk import Chunk, Row
+from twinpath.scheduler.cost import CostModel
+from twinpath.scheduler.lanes import Choice, LanePlanner, LaneSettings
+from twinpath.scheduler.policy import FirstComeFirstServed, Policy, over_age
+from twinpath.scheduler.queue import WaitingQueue
 from twinpath.scheduler.residency import Residency
-from twinpath.scheduler.sequence import Phase, Sequence
-from twinpath.scheduler.step import Row, Step, build_plan
+from twinpath.scheduler.sequence import Lane, Phase, Sequence
+from twinpath.scheduler.step import Step, build_plan
 from twinpath.types import (
     EngineInfo,
     ErrorEvent,
@@ -22,8 +28,10 @@ from twinpath.types import (
     StepPlan,
     StepResult,
     TokenLogprob,
-    TokensEvent,
 )
+
+#: A sequence with at most this many rows to run is about to sample: it is served like a decode row.
+_SHORT_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +42,51 @@ class SchedulerLimits:
     #: Tokens in one step, decode and prefill rows together.
     max_num_batched_tokens: int
     enable_prefix_caching: bool = True
+    #: None: lanes off, prefill fills every step up to the limit.
+    lanes: LaneSettings | None = None
 
 
 class Scheduler:
     """Continuous batching over one page pool: add and cancel at any time, plan while the engine takes more, commit.
 
     Invariant: every added request gets exactly one terminal event; a sequence keeps its slot and pages until no
-        outstanding plan touches it; running sequences are older than waiting ones, and only the youngest is
-        preempted, so the oldest always ends.
+        outstanding plan touches it. Without lanes running sequences are older than waiting ones, and only the youngest
+        is preempted, so the oldest always ends.
     """
 
-    def __init__(self, info: EngineInfo, limits: SchedulerLimits, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        info: EngineInfo,
+        limits: SchedulerLimits,
+        policy: Policy | None = None,
+        *,
+        clock: Clock | None = None,
+        cost: CostModel | None = None,
+    ) -> None:
+        """`clock`: for deadlines and promises; without one no time passes."""
         self.info = info
         self.limits = limits
         self.policy: Policy = policy or FirstComeFirstServed()
+        self.cost = cost or CostModel()
         #: Prompt plus output of one request: the model's window, or all of the pool when that is smaller.
         self.window_tokens = min(info.max_model_len, info.num_pages * info.page_size)
         self.max_running = min(limits.max_num_seqs, info.max_slots, limits.max_num_batched_tokens)
         self.num_preemptions = 0
         self.num_steps = 0
+        self._clock: Clock = clock or (lambda: 0.0)
         self._sequences: dict[str, Sequence] = {}
-        self._waiting: dict[str, Sequence] = {}
-        self._preempted: list[Sequence] = []
+        self._waiting = {lane: WaitingQueue(self.policy) for lane in Lane}
         self._running: list[Sequence] = []
         self._outstanding: deque[Step] = deque()
         self._next_order = 0
         self._next_step_id = 0
         self._residency = Residency(info, self.window_tokens, limits.enable_prefix_caching)
         self._num_replans = 0
+        self._planner: LanePlanner | None = None
+        if limits.lanes is not None:
+            self._planner = LanePlanner(limits.lanes, self.cost, info.num_layers, limits.max_num_batched_tokens)
+        #: Those whose last slice is not planned yet, oldest first.
+        self._chunks: list[Chunk] = []
 
     @property
     def pool(self) -> PagePool:
@@ -77,7 +102,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._preempted)
+        return sum(map(len, self._waiting.values()))
 
     @property
     def num_outstanding(self) -> int:
@@ -91,13 +116,19 @@ class Scheduler:
             return []  # The gateway refuses double ids; an error here would end the first request's stream.
         num_prompt, sampling = len(request.prompt_ids), request.sampling
         if num_prompt == 0 or num_prompt >= self.window_tokens:
-            return [_refuse(request, self.window_tokens)]
+            return [refuse(request, self.window_tokens)]
         max_outputs = min(sampling.max_tokens, self.window_tokens - num_prompt)
         sequence = Sequence(request, self._next_order, max_outputs, PrefixKeys(self.info.page_size, request.cache_salt))
         if max_outputs == 0 and sequence.prompt_logprobs is None:
             return [FinishEvent(sequence.request_id, FinishReason.LENGTH, sequence.usage)]
         self._next_order += 1
-        self._sequences[sequence.request_id] = self._waiting[sequence.request_id] = sequence
+        self._sequences[sequence.request_id] = sequence
+        now_s = self._clock()
+        sequence.arrival_s = sequence.arrival_s or now_s
+        if self._planner is not None:
+            sequence.num_uncached -= self._residency.num_cached(sequence)
+            sequence.lane = self._planner.lane_of(sequence.num_uncached)
+        self._waiting[sequence.lane].add(sequence, now_s)
         return []
 
     def cancel(self, request_id: str) -> list[Event]:
@@ -132,9 +163,11 @@ class Scheduler:
         """The next step, or None when nothing can run until a result is committed or a request is added."""
         if self._outstanding and self._outstanding[0].void:
             return None  # A new plan behind void ones could be taken for one that builds on them.
+        if self._planner is not None:
+            return self._plan_lanes(self._planner)
         rows: list[Row] = []
         budget = self.limits.max_num_batched_tokens
-        for sequence in self.policy.order(self._running):
+        for sequence in self._by_length():
             if budget == 0:
                 break
             if sequence.phase is not Phase.RUNNING:
@@ -143,11 +176,63 @@ class Scheduler:
             if length and self._extend_pages(sequence, sequence.num_planned + length):
                 rows.append(self._take_row(sequence, length))
                 budget -= length
-        while budget and (admitted := self._admit()) is not None:
+        while budget and (admitted := self._admit(Lane.FAST)) is not None:
             length = min(admitted.num_plannable, budget)
             rows.append(self._take_row(admitted, length))
             budget -= length
         return self._build(rows) if rows else None
+
+    def _by_length(self) -> list[Sequence]:
+        """Running sequences with decode rows before those with prefill rows, each by age."""
+        long = [sequence for sequence in self._running if sequence.num_remaining > _SHORT_ROWS]
+        return [sequence for sequence in self._running if sequence.num_remaining <= _SHORT_ROWS] + long
+
+    def _plan_lanes(self, planner: LanePlanner) -> StepPlan | None:
+        now_s = self._clock()
+        self._admit_lanes(now_s)
+        budget = self.limits.max_num_batched_tokens
+        ready = []
+        for sequence in [s for s in self._running if 0 < s.num_plannable <= _SHORT_ROWS]:
+            length = sequence.num_plannable
+            if sequence.phase is Phase.RUNNING and length <= budget:
+                if self._extend_pages(sequence, sequence.num_planned + length):
+                    ready.append(sequence)
+                    budget -= length
+        # Only now: whoever was preempted for their pages has no rows.
+        decode = [sequence for sequence in ready if sequence.phase is Phase.RUNNING]
+        prefill = [s for s in self._running if s.phase is Phase.RUNNING and s.num_plannable > _SHORT_ROWS]
+        if len(prefill) > 1:
+            prefill.sort(key=lambda s: (s.lane is Lane.FLEX and not over_age(s, now_s), self.policy.key(s, now_s)))
+        chunks = [chunk for chunk in self._chunks if chunk.ready()]
+        self._chunks = [chunk for chunk in self._chunks if chunk.rows]
+        if not decode and not prefill and not chunks:
+            return None
+        choice = planner.choose(decode, prefill, chunks)
+        if choice.layer_end is not None:
+            return self._slice(choice)
+        rows = [self._take_row(sequence, sequence.num_plannable) for sequence in decode]
+        return self._build(rows + [self._take_row(sequence, length) for sequence, length in choice.rows])
+
+    def _slice(self, choice: Choice) -> StepPlan:
+        """The next layers of a chunk, or the first of a new one."""
+        chunk, layer_end = choice.chunk, choice.layer_end
+        assert layer_end is not None
+        if chunk is None:
+            rows = [self._take_row(sequence, length) for sequence, length in choice.rows]
+            if layer_end == self.info.num_layers:
+                return self._build(rows)
+            chunk = Chunk(rows, self.info.hidden_size)
+            self._chunks.append(chunk)
+        else:
+            for row in chunk.rows:
+                row.sequence.in_flight += 1
+        begin, chunk.next_layer = chunk.next_layer, layer_end
+        chunk.in_flight += 1
+        if layer_end == self.info.num_layers:
+            self._chunks.remove(chunk)
+            for row in chunk.rows:
+                row.sequence.chunk = None
+        return self._build(list(chunk.rows), (begin, layer_end), chunk)
 
     def _take_row(self, sequence: Sequence, length: int) -> Row:
         start = sequence.num_planned
@@ -157,17 +242,25 @@ class Scheduler:
         sequence.in_flight += 1
         return Row(sequence, start, length, sample)
 
-    def _build(self, rows: list[Row]) -> StepPlan:
+    def _build(
+        self, rows: list[Row], layers: tuple[int, int] | None = None, chunk: Chunk | None = None
+    ) -> StepPlan:
         inits = []
         for row in rows:
             sequence = row.sequence
             if sequence.needs_init:
                 sequence.needs_init = False
                 inits.append(SlotInit(sequence.slot, sequence.sampling, sequence.history(), sequence.num_prompt))
-        step = Step(self._next_step_id, rows, self._residency.take_releases())
+        begin, end = layers or (0, self.info.num_layers)
+        step = Step(self._next_step_id, rows, self._residency.take_releases(), begin, end, chunk)
         self._next_step_id += 1
         self._outstanding.append(step)
-        return build_plan(step, tuple(inits), self._residency.block_tables, self.info.num_layers)
+        step.shape = step.measure(self.info.num_layers)
+        if self._planner is not None:
+            step.predicted_ms = self.cost.predict(step.shape)
+            self._planner.note_planned(step.predicted_ms, step.shape.num_decode > 0)
+            step.period = self._planner.period
+        return build_plan(step, tuple(inits), self._residency.block_tables)
 
     def _extend_pages(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence the pages of its first `num_tokens` positions; the youngest gives way."""
@@ -186,23 +279,31 @@ class Scheduler:
         """Ended and preempted sequences give their pages back once the plans that touch them are committed."""
         return any(row.sequence.phase is not Phase.RUNNING for step in self._outstanding for row in step.rows)
 
-    def _admit(self) -> Sequence | None:
-        """Start the oldest waiting sequence when a slot and pages for all its known tokens are there."""
-        if not (self._preempted or self._waiting) or len(self._running) >= self.max_running:
+    def _admit(self, lane: Lane) -> Sequence | None:
+        """Start the first waiting sequence of a lane when a slot and pages for all its known tokens are there."""
+        queue = self._waiting[lane]
+        if not queue or len(self._running) >= self.max_running:
             return None
         if any(other.phase is Phase.PREEMPTING for other in self._running):
-            return None  # It is older than everyone who waits, and comes first.
-        sequence = self._preempted[0] if self._preempted else next(iter(self._waiting.values()))
+            return None  # It comes back to the queue, perhaps before everyone who waits.
+        sequence = queue.first(self._clock())
         # One spare page for each running sequence: else the newcomer is preempted at their next page border.
         if not self._residency.admit(sequence, num_spare_pages=len(self._running)):
             return None
-        if self._preempted:
-            del self._preempted[0]
-        else:
-            del self._waiting[sequence.request_id]
+        queue.remove(sequence)
         sequence.phase = Phase.RUNNING
-        self._running.append(sequence)
+        insort(self._running, sequence, key=lambda other: other.order)
         return sequence
+
+    def _admit_lanes(self, now_s: float) -> None:
+        """All of FAST that fits, and one FLEX prefill at a time. A FLEX request that is over age comes first."""
+        flex = self._waiting[Lane.FLEX]
+        if flex and not any(s.lane is Lane.FLEX and not s.started for s in self._running):
+            is_late = over_age(flex.first(now_s), now_s)
+            if self._admit(Lane.FLEX) is None and is_late:
+                return  # What FAST requests give back is kept for it.
+        while self._admit(Lane.FAST) is not None:
+            pass
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
@@ -214,7 +315,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._residency.give_back(sequence)
         sequence.start_over()
-        insort(self._preempted, sequence, key=lambda other: other.order)
+        self._waiting[sequence.lane].add(sequence, self._clock())
 
     # ------------------------------------------------------------------------------------------------------ commit
 
@@ -223,11 +324,16 @@ class Scheduler:
         step = self._outstanding.popleft()
         assert step.step_id == result.step_id, "results must come back in submission order"
         events: list[Event] = []
+        if step.chunk is not None:
+            step.chunk.in_flight -= 1
         if result.interrupted or step.void:
             self._void(step)
         else:
             self.num_steps += 1
             self._num_replans = 0
+            self.cost.observe(step.shape, result.elapsed_ms)
+            if self._planner is not None and not step.shape.num_decode:
+                self._planner.note_measured(step.period, step.predicted_ms, result.elapsed_ms)
             self._commit_rows(step, result, events)
         for row in step.rows:
             sequence = row.sequence
@@ -238,6 +344,7 @@ class Scheduler:
 
     def _commit_rows(self, step: Step, result: StepResult, events: list[Event]) -> None:
         counts, tokens = result.counts.tolist(), result.tokens.tolist()
+        last_slice = step.layer_end == self.info.num_layers
         begin = 0
         for index, row in enumerate(step.rows):
             end = begin + counts[index]
@@ -246,6 +353,8 @@ class Scheduler:
             if sequence.phase is Phase.DONE:
                 continue  # It stopped while this row was in flight: overrun.
             failure = result.failures.get(index)
+            if failure is None and not last_slice:
+                continue
             if failure is None and row.sample and not new_tokens:
                 failure = "the engine returned no token"
             if failure is not None:
@@ -265,21 +374,8 @@ class Scheduler:
     def _emit(
         self, sequence: Sequence, new_tokens: list[int], logprobs: list[TokenLogprob] | None, events: list[Event]
     ) -> None:
-        new_tokens, reason = _cut(sequence, new_tokens)
-        sequence.append(new_tokens)
-        if logprobs is not None:
-            logprobs = logprobs[: len(new_tokens)]
-        events.append(
-            TokensEvent(
-                sequence.request_id,
-                new_tokens,
-                logprobs,
-                sequence.prompt_logprobs,
-                0 if sequence.started else sequence.cached_tokens,
-            )
-        )
-        sequence.started = True
-        sequence.prompt_logprobs = None
+        event, reason = tell(sequence, new_tokens, logprobs)
+        events.append(event)
         if reason is not None:
             self._end(sequence)
             events.append(FinishEvent(sequence.request_id, reason, sequence.usage))
@@ -301,10 +397,10 @@ class Scheduler:
         """The request is over for its caller; slot and pages follow once no outstanding plan touches them."""
         del self._sequences[sequence.request_id]
         if sequence.phase is Phase.WAITING:
-            if self._waiting.pop(sequence.request_id, None) is None:
-                self._preempted.remove(sequence)
+            self._waiting[sequence.lane].remove(sequence)
         else:
             self._running.remove(sequence)
+        sequence.chunk = None
         sequence.phase = Phase.DONE
         if not sequence.in_flight:
             self._settle(sequence)
@@ -327,28 +423,8 @@ class Scheduler:
         self._residency.check_integrity(list(holders.values()))
         orders = [sequence.order for sequence in self._running]
         assert orders == sorted(orders), "running sequences are not in order of arrival"
-        live = [*self._running, *self._preempted, *self._waiting.values()]
+        waiting = [sequence for queue in self._waiting.values() for sequence in queue.ordered(self._clock())]
+        live = [*self._running, *waiting]
         assert sorted(sequence.request_id for sequence in live) == sorted(self._sequences), "a request is lost"
-
-
-def _cut(sequence: Sequence, new_tokens: list[int]) -> tuple[list[int], FinishReason | None]:
-    """`new_tokens` up to the first that ends the request, and why it ends there."""
-    num_outputs, sampling = sequence.num_outputs, sequence.sampling
-    for index, token in enumerate(new_tokens, 1):
-        if token in sequence.stop_ids and num_outputs + index > sampling.min_tokens:
-            return new_tokens[:index], FinishReason.STOP
-        if num_outputs + index >= sequence.max_outputs:
-            return new_tokens[:index], FinishReason.LENGTH
-    return new_tokens, None if sequence.max_outputs else FinishReason.LENGTH
-
-
-def _refuse(request: Request, window_tokens: int) -> ErrorEvent:
-    num_prompt = len(request.prompt_ids)
-    if not num_prompt:
-        return ErrorEvent(request.request_id, "the prompt is empty", "invalid_prompt", 400)
-    return ErrorEvent(
-        request.request_id,
-        f"the prompt has {num_prompt} tokens; at most {window_tokens - 1} fit beside one output token",
-        "context_length_exceeded",
-        400,
-    )
+        for sequence in self._running:
+            assert sequence.chunk is None or sequence.chunk in self._chunks, "a chunk is lost"

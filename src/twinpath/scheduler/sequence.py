@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twinpath.kv import PrefixKeys
-from twinpath.types import Int32s, Request, TokenLogprob, Usage
+from twinpath.types import Int32s, Promise, Request, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from twinpath.scheduler.chunk import Chunk
+
+
+class Lane(StrEnum):
+    """A latency contract: FAST prefills are short and go first, FLEX fills what they leave."""
+
+    FAST = "fast"
+    FLEX = "flex"
 
 
 class Phase(Enum):
@@ -23,14 +34,17 @@ class Sequence:
     """Tokens of one request and four counters over them.
 
     Invariant: num_computed <= num_planned; num_computed <= num_known; num_planned <= num_known + num_pending.
-        Positions [0, num_computed) have their KV written; [num_computed, num_planned) are in outstanding plans;
-        `num_pending` tokens after the known ones are being sampled by outstanding plans.
+        Positions [0, num_computed) have their KV written in all layers; [num_computed, num_planned) are in outstanding
+        plans or in `chunk`, which has passed some layers; `num_pending` tokens after the known ones are being sampled by outstanding plans.
     """
 
     __slots__ = (
+        "arrival_s",
         "cached_tokens",
+        "chunk",
         "in_flight",
         "keys",
+        "lane",
         "max_outputs",
         "needs_init",
         "num_computed",
@@ -39,9 +53,13 @@ class Sequence:
         "num_pending",
         "num_planned",
         "num_prompt",
+        "num_uncached",
         "order",
         "pages",
         "phase",
+        "prefill_ms",
+        "priority",
+        "promise",
         "prompt_logprobs",
         "request_id",
         "sampling",
@@ -49,6 +67,9 @@ class Sequence:
         "started",
         "stop_ids",
         "tokens",
+        "tpot_target_ms",
+        "ttft_target_ms",
+        "weight",
     )
 
     def __init__(self, request: Request, order: int, max_outputs: int, keys: PrefixKeys) -> None:
@@ -73,6 +94,17 @@ class Sequence:
         self.started = False
         #: Collected until the first event; None: not asked for, or told already.
         self.prompt_logprobs: list[TokenLogprob] | None = None if request.sampling.prompt_logprobs is None else []
+        #: Its prefill on the way through the layers; nothing else of the sequence can be planned meanwhile.
+        self.chunk: Chunk | None = None
+        #: Seconds of the scheduler's clock.
+        self.arrival_s = request.arrival_s
+        self.ttft_target_ms, self.tpot_target_ms = request.ttft_target_ms, request.tpot_target_ms
+        self.weight, self.priority = request.weight, request.priority
+        #: As they were at arrival: tokens to compute, the lane that follows from them, predicted time of that prefill.
+        self.num_uncached = self.num_prompt
+        self.lane = Lane.FAST
+        self.prefill_ms = 0.0
+        self.promise: Promise | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -86,6 +118,8 @@ class Sequence:
     @property
     def num_plannable(self) -> int:
         """Rows the next plan may hold: the remaining ones, or one for a token still being sampled."""
+        if self.chunk is not None:
+            return 0
         remaining = self.num_known - self.num_planned
         if remaining > 0:
             return remaining
@@ -115,6 +149,7 @@ class Sequence:
         self.num_planned = self.num_computed
         self.num_pending = 0
         self.needs_init = True
+        self.chunk = None
 
     def start_over(self) -> None:
         """Pages and slot are gone; everything known is computed again on resume."""

@@ -7,20 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinpath.scheduler.sequence import Sequence
+from twinpath.scheduler.chunk import Chunk, Row
+from twinpath.scheduler.cost import StepShape, prefill_context
 from twinpath.types import PENDING_TOKEN, Int32s, SlotInit, StepPlan
 
 #: Prefill rows below this run in a few milliseconds on the slowest engine: not worth an interrupt.
 _MIN_DOMINANT_ROWS = 16
 
 
-@dataclass(slots=True)
-class Row:
-    """`length` tokens of one sequence from position `start`; `sample`: the last of them yields a token."""
-
-    sequence: Sequence
-    start: int
-    length: int
-    sample: bool
+NOTHING = StepShape()
 
 
 @dataclass(slots=True)
@@ -30,8 +25,30 @@ class Step:
     step_id: int
     rows: list[Row]
     releases: tuple[int, ...]
+    layer_begin: int
+    layer_end: int
+    #: The rows are those of a chunk, and run through a part of the layers.
+    chunk: Chunk | None = None
+    shape: StepShape = NOTHING
+    #: What the cost model said, and the lane planner's period when it was asked.
+    predicted_ms: float = 0.0
+    period: int = 0
     #: An earlier plan was interrupted, so this one computes on rows that never ran: its result is ignored.
     void: bool = False
+
+    def measure(self, num_layers: int) -> StepShape:
+        """Its shape, for the cost model; a row of its own counts as decode."""
+        num_decode = decode_context = num_prefill = prefill_tokens = 0
+        for row in self.rows:
+            if row.length == 1:
+                num_decode += 1
+                decode_context += row.start + 1
+            else:
+                num_prefill += row.length
+                prefill_tokens += prefill_context(row.start, row.length)
+        num_sampled = sum(row.sample for row in self.rows) if self.layer_end == num_layers else 0
+        share = (self.layer_end - self.layer_begin) / num_layers
+        return StepShape(num_decode, decode_context, num_prefill, prefill_tokens, num_sampled, share)
 
     def dominant(self) -> str | None:
         """The request whose prefill is at least half of this step: cancelling it is worth interrupting the others."""
@@ -41,7 +58,7 @@ class Step:
         return longest.sequence.request_id
 
 
-def build_plan(step: Step, inits: tuple[SlotInit, ...], block_tables: Int32s, num_layers: int) -> StepPlan:
+def build_plan(step: Step, inits: tuple[SlotInit, ...], block_tables: Int32s) -> StepPlan:
     """The engine's view of `step`. Rows of `block_tables` [max_slots, pages] are copied: the plan outlives changes."""
     rows = step.rows
     slots = np.array([row.sequence.slot for row in rows], np.int32)
@@ -54,8 +71,9 @@ def build_plan(step: Step, inits: tuple[SlotInit, ...], block_tables: Int32s, nu
         sample=np.array([row.sample for row in rows], np.bool_),
         tokens=_gather_tokens(rows),
         block_tables=block_tables[slots, :num_columns],
-        layer_begin=0,
-        layer_end=num_layers,
+        layer_begin=step.layer_begin,
+        layer_end=step.layer_end,
+        residual=None if step.chunk is None else step.chunk.residual,
         inits=inits,
         releases=step.releases,
     )

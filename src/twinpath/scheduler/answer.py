@@ -1,0 +1,51 @@
+"""From sampled tokens to what a request is told."""
+
+from __future__ import annotations
+
+from twinpath.scheduler.sequence import Sequence
+from twinpath.types import ErrorEvent, FinishReason, Request, TokenLogprob, TokensEvent
+
+
+def tell(
+    sequence: Sequence, new_tokens: list[int], logprobs: list[TokenLogprob] | None
+) -> tuple[TokensEvent, FinishReason | None]:
+    """Append what counts of `new_tokens`; the event, and why the request ends here if it does."""
+    new_tokens, reason = _cut(sequence, new_tokens)
+    sequence.append(new_tokens)
+    if logprobs is not None:
+        logprobs = logprobs[: len(new_tokens)]
+    event = TokensEvent(
+        sequence.request_id,
+        new_tokens,
+        logprobs,
+        sequence.prompt_logprobs,
+        0 if sequence.started else sequence.cached_tokens,
+        None if sequence.started else sequence.promise,
+    )
+    sequence.started = True
+    sequence.prompt_logprobs = None
+    return event, reason
+
+
+def refuse(request: Request, window_tokens: int) -> ErrorEvent:
+    """A prompt that cannot run."""
+    num_prompt = len(request.prompt_ids)
+    if not num_prompt:
+        return ErrorEvent(request.request_id, "the prompt is empty", "invalid_prompt", 400)
+    return ErrorEvent(
+        request.request_id,
+        f"the prompt has {num_prompt} tokens; at most {window_tokens - 1} fit beside one output token",
+        "context_length_exceeded",
+        400,
+    )
+
+
+def _cut(sequence: Sequence, new_tokens: list[int]) -> tuple[list[int], FinishReason | None]:
+    """`new_tokens` up to the first that ends the request, and why it ends there."""
+    num_outputs, sampling = sequence.num_outputs, sequence.sampling
+    for index, token in enumerate(new_tokens, 1):
+        if token in sequence.stop_ids and num_outputs + index > sampling.min_tokens:
+            return new_tokens[:index], FinishReason.STOP
+        if num_outputs + index >= sequence.max_outputs:
+            return new_tokens[:index], FinishReason.LENGTH
+    return new_tokens, None if sequence.max_outputs else FinishReason.LENGTH

@@ -1,0 +1,63 @@
+"""Rows of a plan, and a chunk of them that goes through the layers slice by slice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinpath.scheduler.sequence import Lane, Phase, Sequence
+from twinpath.types import Float32s
+
+
+@dataclass(slots=True)
+class Row:
+    """`length` tokens of one sequence from position `start`; `sample`: the last of them yields a token."""
+
+    sequence: Sequence
+    start: int
+    length: int
+    sample: bool
+
+
+class Chunk:
+    """Prefill rows that pause between layers: [0, next_layer) is planned, the residual stream is carried along.
+
+    A member that was cancelled, preempted or rolled back no longer points here and is left out of the next slice; that
+    slice waits until no outstanding one reads the residual.
+
+    Shapes: residual float32 [sum of row lengths, hidden].
+    """
+
+    __slots__ = ("in_flight", "next_layer", "residual", "rows")
+
+    def __init__(self, rows: list[Row], hidden_size: int) -> None:
+        self.rows = rows
+        self.residual: Float32s = np.empty((sum(row.length for row in rows), hidden_size), np.float32)
+        self.next_layer = 0
+        #: Outstanding slices.
+        self.in_flight = 0
+        for row in rows:
+            row.sequence.chunk = self
+
+    @property
+    def lane(self) -> Lane:
+        return Lane.FAST if any(row.sequence.lane is Lane.FAST for row in self.rows) else Lane.FLEX
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.residual)
+
+    def is_member(self, row: Row) -> bool:
+        return row.sequence.chunk is self and row.sequence.phase is Phase.RUNNING
+
+    def ready(self) -> bool:
+        """Whether a slice can be planned now; drops rows that have left. A chunk without rows is over."""
+        if all(map(self.is_member, self.rows)):
+            return bool(self.rows)
+        if self.in_flight:
+            return False
+        keep = np.repeat([self.is_member(row) for row in self.rows], [row.length for row in self.rows])
+        self.rows = [row for row in self.rows if self.is_member(row)]
+        self.residual = np.ascontiguousarray(self.residual[keep])
+        return bool(self.rows)

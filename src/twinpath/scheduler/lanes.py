@@ -1,0 +1,244 @@
+"""How prefill shares the engine with decode: mixed rows in a decode step, or slices between decode steps.
+
+Pure decisions: looks at sequences, changes none. A *period* is the time from one step with decode rows to the next;
+the budget bounds it, so that every stream gets its token in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from twinpath.scheduler.chunk import Chunk
+from twinpath.scheduler.cost import CostModel, StepShape, prefill_context
+from twinpath.scheduler.sequence import Lane, Sequence
+
+#: Fewest rows worth a chunk of their own: below, weights are read for too little.
+_MIN_CHUNK_TOKENS = 16
+#: What a period carries at least, so that no prefill starves, and no row is offered less.
+_MIN_ROWS = 4
+#: Share of a period at most that is kept free for steps that take longer than predicted.
+_MAX_RESERVE = 0.15
+_RESERVE_QUANTILE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSettings:
+    """What is promised, resolved for a device."""
+
+    #: Prompts with more uncached tokens are FLEX.
+    flex_threshold_tokens: int = 2048
+    #: Longest time between tokens of a stream beside prefill, as a multiple of its decode step alone; or in ms.
+    itl_budget: float = 2.0
+    itl_budget_ms: float | None = None
+    #: Longest step while nobody waits for a token: what an arrival waits at most.
+    idle_step_ms: float = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One step. `chunk`: run its next layers up to `layer_end`. Else a new chunk of `rows` up to `layer_end`, or, with
+    `layer_end` None, a whole forward of the decode rows and `rows`."""
+
+    rows: list[tuple[Sequence, int]] = field(default_factory=list)
+    chunk: Chunk | None = None
+    layer_end: int | None = None
+
+
+class LanePlanner:
+    """Chooses each step; is told what was planned and how long it took."""
+
+    def __init__(self, settings: LaneSettings, cost: CostModel, num_layers: int, max_tokens: int) -> None:
+        self.settings = settings
+        self.cost = cost
+        self._num_layers = num_layers
+        self._max_tokens = max_tokens
+        #: Milliseconds since the last step with decode rows: measured where known, else predicted.
+        self._spent_ms = 0.0
+        self._period = 0
+
+    def lane_of(self, num_uncached: int) -> Lane:
+        return Lane.FLEX if num_uncached > self.settings.flex_threshold_tokens else Lane.FAST
+
+    @property
+    def period(self) -> int:
+        return self._period
+
+    def note_planned(self, predicted_ms: float, has_decode: bool) -> None:
+        if has_decode:
+            self._period += 1
+            self._spent_ms = 0.0
+        else:
+            self._spent_ms += predicted_ms
+
+    def note_measured(self, period: int, predicted_ms: float, elapsed_ms: float) -> None:
+        """A step without decode rows, planned in `period`, is done."""
+        if period == self._period and elapsed_ms > 0.0:
+            self._spent_ms += elapsed_ms - predicted_ms
+
+    def budget_ms(self, decode: Iterable[Sequence], alone_ms: float) -> float:
+        """Of a period with these streams, whose step alone takes `alone_ms`."""
+        settings = self.settings
+        default = settings.itl_budget * alone_ms if settings.itl_budget_ms is None else settings.itl_budget_ms
+        return min((default if s.tpot_target_ms is None else s.tpot_target_ms for s in decode), default=default)
+
+    def slack_ms(self, decode: list[Sequence]) -> float:
+        """What a whole period leaves for prefill beside these streams."""
+        alone_ms = self.cost.predict(decode_shape(decode))
+        budget_ms = self.budget_ms(decode, alone_ms)
+        reserve_ms = min(self.cost.tail_ratio(_RESERVE_QUANTILE) - 1.0, _MAX_RESERVE) * budget_ms
+        return budget_ms - alone_ms - max(reserve_ms, 0.0)
+
+    def choose(self, decode: list[Sequence], prefill: list[Sequence], chunks: list[Chunk]) -> Choice:
+        """`decode`: sequences with a row that samples. `prefill`: the others in the order to serve them. `chunks`:
+        those that can go on, oldest first. At least one of the three is not empty."""
+        if not prefill and not chunks:
+            return Choice()
+        if not decode:
+            self._spent_ms = 0.0
+        slack_ms = self.slack_ms(decode) - self._spent_ms if decode else self.settings.idle_step_ms
+        chunk = _next_chunk(chunks, prefill)
+        if chunk is not None:
+            return self._go_on(chunk, slack_ms, decode)
+        batch = self._batch(prefill)
+        if sum(length for _, length in batch) < _MIN_CHUNK_TOKENS:
+            return self._mix(decode, prefill, max(slack_ms, 0.0))
+        return self._open(decode, prefill, batch, slack_ms)
+
+    def _go_on(self, chunk: Chunk, slack_ms: float, decode: list[Sequence]) -> Choice:
+        left = self._num_layers - chunk.next_layer
+        shape = rows_shape((row.start, row.length) for row in chunk.rows)
+        num_layers = min(self._layers_within(shape, slack_ms), left)
+        if num_layers == 0:
+            if decode and self._spent_ms > 0.0:
+                return Choice()
+            num_layers = 1
+        return Choice(chunk=chunk, layer_end=chunk.next_layer + num_layers)
+
+    def _open(
+        self, decode: list[Sequence], prefill: list[Sequence], batch: list[tuple[Sequence, int]], slack_ms: float
+    ) -> Choice:
+        """Mixed rows or a new chunk: what gets more prompt tokens done in a millisecond."""
+        alone_ms = self.cost.predict(decode_shape(decode)) if decode else 0.0
+        mixed = self._mix(decode, prefill, slack_ms)
+        num_mixed = sum(length for _, length in mixed.rows)
+        mixed_ms = self.cost.predict(_mixed_shape(decode, mixed.rows))
+        best, best_rate = mixed, num_mixed / mixed_ms
+        if num_mixed == sum(sequence.num_plannable for sequence in prefill) and mixed_ms <= alone_ms + slack_ms:
+            return mixed
+        for rows in _chunk_sizes(batch):
+            num_rows = sum(length for _, length in rows)
+            shape = rows_shape((sequence.num_planned, length) for sequence, length in rows)
+            num_layers = self._layers_within(shape, slack_ms)
+            if not num_layers:
+                continue
+            slice_ms = self.cost.predict(_sliced(shape, num_layers / self._num_layers))
+            rate = num_rows * num_layers / self._num_layers / (alone_ms + slice_ms)
+            if rate > best_rate or (best is mixed and mixed_ms > alone_ms + slack_ms):
+                best, best_rate = Choice(rows, layer_end=num_layers), rate
+        if best is mixed and decode and self._spent_ms > 0.0 and mixed_ms > alone_ms + slack_ms:
+            return Choice()
+        return best
+
+    def _mix(self, decode: list[Sequence], prefill: list[Sequence], slack_ms: float) -> Choice:
+        """As many prefill rows as fit beside the decode rows; a few in any case."""
+        limit_ms = slack_ms + (self.cost.predict(decode_shape(decode)) if decode else 0.0)
+        most = min(sum(sequence.num_plannable for sequence in prefill), self._max_tokens - len(decode))
+        low, high = min(_MIN_ROWS, most), most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.cost.predict(_mixed_shape(decode, _grant(prefill, middle))) <= limit_ms:
+                low = middle
+            else:
+                high = middle - 1
+        return Choice(_grant(prefill, low))
+
+    def _layers_within(self, shape: StepShape, slack_ms: float) -> int:
+        one_ms = self.cost.predict(_sliced(shape, 1 / self._num_layers))
+        if one_ms > slack_ms:
+            return 0
+        per_layer_ms = self.cost.predict(_sliced(shape, 2 / self._num_layers)) - one_ms
+        return min(self._num_layers, 1 + int((slack_ms - one_ms) / max(per_layer_ms, 1e-9)))
+
+    def _batch(self, prefill: list[Sequence]) -> list[tuple[Sequence, int]]:
+        """The first sequence, and those behind it in its lane that make the mean of their first tokens earlier."""
+        first = prefill[0]
+        batch = [(first, min(first.num_plannable, self._max_tokens))]
+        if batch[0][1] < first.num_plannable:
+            return batch
+        batch_ms, left = self._prefill_ms(batch), self._max_tokens - batch[0][1]
+        for sequence in prefill[1:]:
+            length = sequence.num_plannable
+            if sequence.lane is not first.lane or length > left:
+                break
+            together_ms = self._prefill_ms([*batch, (sequence, length)])
+            # n wait for the newcomer's rows; the newcomer does not wait for a forward of its own.
+            if (len(batch) + 1) * (together_ms - batch_ms) >= self._prefill_ms([(sequence, length)]):
+                break
+            batch.append((sequence, length))
+            batch_ms, left = together_ms, left - length
+        return batch
+
+    def _prefill_ms(self, rows: list[tuple[Sequence, int]]) -> float:
+        return self.cost.predict(rows_shape((sequence.num_planned, length) for sequence, length in rows))
+
+
+def decode_shape(decode: list[Sequence]) -> StepShape:
+    """The few rows that each may run, the last of them sampled."""
+    num_rows = context = 0
+    for sequence in decode:
+        length = sequence.num_plannable
+        num_rows += length
+        context += prefill_context(sequence.num_planned, length)
+    return StepShape(num_rows, context, num_sampled=len(decode))
+
+
+def rows_shape(rows: Iterable[tuple[int, int]]) -> StepShape:
+    """Prefill rows given as (start, length)."""
+    num_rows = context = 0
+    for start, length in rows:
+        num_rows += length
+        context += prefill_context(start, length)
+    return StepShape(num_prefill=num_rows, prefill_context=context)
+
+
+def _mixed_shape(decode: list[Sequence], rows: list[tuple[Sequence, int]]) -> StepShape:
+    prefill = rows_shape((sequence.num_planned, length) for sequence, length in rows)
+    alone = decode_shape(decode)
+    return StepShape(
+        alone.num_decode, alone.decode_context, prefill.num_prefill, prefill.prefill_context, alone.num_sampled
+    )
+
+
+def _sliced(shape: StepShape, layer_share: float) -> StepShape:
+    return StepShape(num_prefill=shape.num_prefill, prefill_context=shape.prefill_context, layer_share=layer_share)
+
+
+def _grant(prefill: list[Sequence], num_rows: int) -> list[tuple[Sequence, int]]:
+    rows = []
+    for sequence in prefill:
+        if num_rows <= 0:
+            break
+        length = min(sequence.num_plannable, num_rows)
+        rows.append((sequence, length))
+        num_rows -= length
+    return rows
+
+
+def _chunk_sizes(batch: list[tuple[Sequence, int]]) -> list[list[tuple[Sequence, int]]]:
+    """A batch as it is; one sequence also by halves: its layers then fit a smaller slack."""
+    sizes = [batch]
+    if len(batch) == 1:
+        (sequence, length) = batch[0]
+        while length // 2 >= _MIN_CHUNK_TOKENS:
+            length //= 2
+            sizes.append([(sequence, length)])
+    return sizes
+
+
+def _next_chunk(chunks: list[Chunk], prefill: list[Sequence]) -> Chunk | None:
+    """A FAST chunk before all, then new FAST prefill, then a FLEX chunk."""
+    fast = next((chunk for chunk in chunks if chunk.lane is Lane.FAST), None)
+    if fast is not None or (prefill and prefill[0].lane is Lane.FAST):
+        return fast
+    return chunks[0] if chunks else None
