@@ -181,6 +181,9 @@ class StepPlan:
     inits: tuple[SlotInit, ...] = ()
     #: Slots whose state the engine drops once this plan has run.
     releases: tuple[int, ...] = ()
+    #: A plan of single rows that all sample may run up to so many times, each time on the tokens just sampled: its
+    #: result then has the same number of tokens for every segment. The block tables reach far enough.
+    repeat: int = 1
 
 
 @dataclass(frozen=True, slots=True)
