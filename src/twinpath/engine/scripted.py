@@ -1,9 +1,9 @@
 """The scripted engine: says what a JSON file tells it to, fails, hangs or dies on cue, and checks every plan it is
 given.
 
-It keeps a model of KV memory (which token was written at which place of which page) and compares it with the history
-of the slot in every segment: a scheduler that mixes pages up, reuses them too early or skips a row meets a
-`ScriptError`, not a wrong answer.
+It keeps a model of KV memory (which token was written at which place of which page, in which layer) and of the
+residual stream, and compares both with the history of the slot in every segment: a scheduler that mixes pages up,
+reuses them too early, skips a row or a layer meets a `ScriptError`, not a wrong answer.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from twinpath.errors import ModelLoadError
 from twinpath.types import (
     PENDING_TOKEN,
     EngineInfo,
+    Float32s,
     Int32s,
     SamplingParams,
     SlotInit,
@@ -134,7 +135,7 @@ class ScriptedEngine:
         self.interrupts: list[int] = []
         self.num_tokens = 0
         self._keep_plans = keep_plans
-        self._pages = np.full((shape.num_pages, shape.page_size), -1, np.int32)
+        self._pages = np.full((shape.layers, shape.num_pages, shape.page_size), -1, np.int32)
         self._slots: dict[int, _Slot] = {}
         self._used_scripts: set[int] = set()
         self._queue: deque[StepPlan] = deque()
@@ -149,6 +150,7 @@ class ScriptedEngine:
         if len(self._queue) >= self.info.depth:
             raise ScriptError(f"{len(self._queue) + 1} plans outstanding, depth is {self.info.depth}")
         self._check_shapes(plan)
+        _check_layers(plan, self.info)
         if self._keep_plans:
             self.plans.append(plan)
         self._queue.append(plan)
@@ -161,6 +163,8 @@ class ScriptedEngine:
         interrupted = not self._pretend_work(plan)
         self._queue.popleft()
         if interrupted:
+            if plan.residual is not None:
+                plan.residual[:] = np.nan
             with self._wake:  # Later plans build on this one.
                 self._interrupted.discard(plan.step_id)
                 self._interrupted.update(later.step_id for later in self._queue)
@@ -194,7 +198,7 @@ class ScriptedEngine:
         bound = [self._slots[slot] for slot in plan.slots.tolist() if slot in self._slots]
         step_ms = max([shape.step_ms, *(slot.script.step_ms for slot in bound)])
         layer_s = (step_ms / 1e3 + len(plan.tokens) * shape.prefill_us_per_token / 1e6) / shape.layers
-        for _ in range(shape.layers):
+        for _ in range(plan.layer_begin, plan.layer_end):
             with self._wake:
                 end = time.monotonic() + layer_s
                 while (left := end - time.monotonic()) > 0 and not self._must_stop(plan):
@@ -227,7 +231,13 @@ class ScriptedEngine:
                 counts.append(0)
                 begin = end
                 continue
-            self._write_kv(slot, start, plan.tokens[begin:end], plan.block_tables[index])
+            self._write_kv(slot, start, plan.tokens[begin:end], plan.block_tables[index], plan)
+            if plan.residual is not None:
+                self._carry_residual(plan.residual[begin:end], slot, start, plan)
+            if plan.layer_end < self.info.num_layers:
+                counts.append(0)
+                begin = end
+                continue
             if slot.sampling.prompt_logprobs is not None:
                 prompt_logprobs[index] = _prompt_logprobs(slot, start, end - begin)
             begin = end
@@ -289,7 +299,19 @@ class ScriptedEngine:
         if index == script.hang_at:
             self._closed.wait()
 
-    def _write_kv(self, slot: _Slot, start: int, tokens: Int32s, table: Int32s) -> None:
+    def _carry_residual(self, residual: Float32s, slot: _Slot, start: int, plan: StepPlan) -> None:
+        """After layer n a row's stream is its token, its position and n + 1."""
+        rows = np.zeros_like(residual)
+        rows[:, 0] = slot.history[start : start + len(rows)]
+        rows[:, 1] = np.arange(start, start + len(rows))
+        rows[:, 2] = plan.layer_begin
+        if plan.layer_begin and (residual != rows).any():
+            raise ScriptError(f"the residual before layer {plan.layer_begin} is not that of the segment's rows")
+        if plan.layer_end < self.info.num_layers:
+            rows[:, 2] = plan.layer_end
+            residual[:] = rows
+
+    def _write_kv(self, slot: _Slot, start: int, tokens: Int32s, table: Int32s, plan: StepPlan) -> None:
         """Write the tokens where the table says, then check that everything up to here is the slot's history."""
         end = start + len(tokens)
         if end > len(slot.history):
@@ -302,9 +324,10 @@ class ScriptedEngine:
         pages = table[: -(-end // size)]
         if len(pages) * size < end or (pages < 0).any() or (pages >= self.info.num_pages).any():
             raise ScriptError(f"the block table does not cover position {end - 1}")
+        layers = self._pages[plan.layer_begin : plan.layer_end]
         for position in range(start, end):
-            self._pages[pages[position // size], position % size] = history[position]
-        if (self._pages[pages].reshape(-1)[:end] != history).any():
+            layers[:, pages[position // size], position % size] = history[position]
+        if (layers[:, pages].reshape(len(layers), -1)[:, :end] != history).any():
             raise ScriptError("KV under a segment is not its own: a page was shared, reused too early or never written")
 
     def _check_shapes(self, plan: StepPlan) -> None:
@@ -318,6 +341,14 @@ class ScriptedEngine:
             raise ScriptError("segment lengths do not add up to the tokens")
         if len(plan.tokens) > self.info.max_step_tokens or plan.slots.max() >= self.info.max_slots:
             raise ScriptError("a plan is larger than the engine allows")
+
+
+def _check_layers(plan: StepPlan, info: EngineInfo) -> None:
+    if not 0 <= plan.layer_begin < plan.layer_end <= info.num_layers:
+        raise ScriptError(f"layers [{plan.layer_begin}, {plan.layer_end}) of {info.num_layers}")
+    is_part = plan.layer_end - plan.layer_begin < info.num_layers
+    if is_part and (plan.residual is None or plan.residual.shape != (len(plan.tokens), info.hidden_size)):
+        raise ScriptError("a part of the layers needs a residual row for every token")
 
 
 def _chunk_length(script: Script, index: int) -> int:

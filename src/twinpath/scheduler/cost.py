@@ -53,7 +53,7 @@ class Coefficients:
 
 #: Before anything was measured: of the order of a 135M model on two cores, and of an 8B model on one H200.
 CPU_PRIOR = Coefficients(0.3, 4.0, 0.7, 0.7, 2e-4, 2e-4, 0.5)
-CUDA_PRIOR = Coefficients(0.1, 4.5, 0.01, 0.025, 3e-6, 1e-6, 0.01)
+CUDA_PRIOR = Coefficients(0.1, 4.5, 0.01, 0.025, 3.3e-5, 1e-6, 0.01)
 
 
 def prefill_context(start: int, num_rows: int) -> int:

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from twinpath.scheduler.policy import Policy
 from twinpath.scheduler.sequence import Sequence
 
-#: Keys that change with time are this old at most.
-_REFRESH_S = 0.02
+#: Keys that change with time are those of the last whole tick: they do not depend on how often somebody looks.
+_TICK_S = 0.02
 
 _Entry = tuple[float, int, Sequence]
 
 
 class WaitingQueue:
-    """Sequences by (policy key, arrival). Static keys are computed once, dynamic ones anew every 20 ms at most."""
+    """Sequences by (policy key, arrival). Static keys are computed once, dynamic ones once in 20 ms."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._entries: list[_Entry] = []
         self._keys: dict[int, float] = {}
-        self._refreshed_s = 0.0
+        self._tick = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -30,7 +30,7 @@ class WaitingQueue:
         return isinstance(sequence, Sequence) and sequence.order in self._keys
 
     def add(self, sequence: Sequence, now_s: float) -> None:
-        key = self._keys[sequence.order] = self._policy.key(sequence, now_s)
+        key = self._keys[sequence.order] = self._policy.key(sequence, int(now_s // _TICK_S) * _TICK_S)
         insort(self._entries, (key, sequence.order, sequence))
 
     def remove(self, sequence: Sequence) -> None:
@@ -45,11 +45,9 @@ class WaitingQueue:
 
     def ordered(self, now_s: float) -> Iterator[Sequence]:
         """First to serve first. The queue must not change while iterating."""
-        if self._policy.dynamic and not 0 <= now_s - self._refreshed_s < _REFRESH_S:
-            self._refresh(now_s)
+        tick = int(now_s // _TICK_S)
+        if self._policy.dynamic and tick != self._tick:
+            self._tick = tick
+            self._entries = sorted((self._policy.key(s, tick * _TICK_S), order, s) for _, order, s in self._entries)
+            self._keys = {order: key for key, order, _ in self._entries}
         return (sequence for _, _, sequence in self._entries)
-
-    def _refresh(self, now_s: float) -> None:
-        self._refreshed_s = now_s
-        self._entries = sorted((self._policy.key(s, now_s), order, s) for _, order, s in self._entries)
-        self._keys = {order: key for key, order, _ in self._entries}

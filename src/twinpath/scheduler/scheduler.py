@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 
@@ -13,8 +12,8 @@ from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.cost import CostModel
 from twinpath.scheduler.lanes import Choice, LanePlanner, LaneSettings
 from twinpath.scheduler.policy import FirstComeFirstServed, Policy, over_age
-from twinpath.scheduler.queue import WaitingQueue
 from twinpath.scheduler.residency import Residency
+from twinpath.scheduler.roster import Roster
 from twinpath.scheduler.sequence import Lane, Phase, Sequence
 from twinpath.scheduler.step import Step, build_plan
 from twinpath.types import (
@@ -71,16 +70,13 @@ class Scheduler:
         #: Prompt plus output of one request: the model's window, or all of the pool when that is smaller.
         self.window_tokens = min(info.max_model_len, info.num_pages * info.page_size)
         self.max_running = min(limits.max_num_seqs, info.max_slots, limits.max_num_batched_tokens)
-        self.num_preemptions = 0
         self.num_steps = 0
         self._clock: Clock = clock or (lambda: 0.0)
-        self._sequences: dict[str, Sequence] = {}
-        self._waiting = {lane: WaitingQueue(self.policy) for lane in Lane}
-        self._running: list[Sequence] = []
         self._outstanding: deque[Step] = deque()
         self._next_order = 0
         self._next_step_id = 0
         self._residency = Residency(info, self.window_tokens, limits.enable_prefix_caching)
+        self._roster = Roster(self.policy, self._residency, self._clock, self.max_running)
         self._num_replans = 0
         self._planner: LanePlanner | None = None
         if limits.lanes is not None:
@@ -98,11 +94,15 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._roster.running)
 
     @property
     def num_waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return self._roster.num_waiting
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._roster.num_preemptions
 
     @property
     def num_outstanding(self) -> int:
@@ -112,7 +112,7 @@ class Scheduler:
 
     def add(self, request: Request) -> list[Event]:
         """Queue a request. The events returned are its whole life when it cannot or need not run."""
-        if request.request_id in self._sequences:
+        if request.request_id in self._roster.sequences:
             return []  # The gateway refuses double ids; an error here would end the first request's stream.
         num_prompt, sampling = len(request.prompt_ids), request.sampling
         if num_prompt == 0 or num_prompt >= self.window_tokens:
@@ -122,21 +122,19 @@ class Scheduler:
         if max_outputs == 0 and sequence.prompt_logprobs is None:
             return [FinishEvent(sequence.request_id, FinishReason.LENGTH, sequence.usage)]
         self._next_order += 1
-        self._sequences[sequence.request_id] = sequence
-        now_s = self._clock()
-        sequence.arrival_s = sequence.arrival_s or now_s
+        sequence.arrival_s = sequence.arrival_s or self._clock()
         if self._planner is not None:
             sequence.num_uncached -= self._residency.num_cached(sequence)
             sequence.lane = self._planner.lane_of(sequence.num_uncached)
-        self._waiting[sequence.lane].add(sequence, now_s)
+        self._roster.add(sequence)
         return []
 
     def cancel(self, request_id: str) -> list[Event]:
         """End a request now; unknown and finished ids are ignored."""
-        sequence = self._sequences.get(request_id)
+        sequence = self._roster.sequences.get(request_id)
         if sequence is None:
             return []
-        self._end(sequence)
+        self._roster.end(sequence)
         return [FinishEvent(request_id, FinishReason.ABORT, sequence.usage)]
 
     def forget_prefixes(self) -> None:
@@ -173,10 +171,10 @@ class Scheduler:
             if sequence.phase is not Phase.RUNNING:
                 continue
             length = min(sequence.num_plannable, budget)
-            if length and self._extend_pages(sequence, sequence.num_planned + length):
+            if length and self._roster.extend_pages(sequence, sequence.num_planned + length):
                 rows.append(self._take_row(sequence, length))
                 budget -= length
-        while budget and (admitted := self._admit(Lane.FAST)) is not None:
+        while budget and (admitted := self._roster.admit(Lane.FAST)) is not None:
             length = min(admitted.num_plannable, budget)
             rows.append(self._take_row(admitted, length))
             budget -= length
@@ -184,23 +182,24 @@ class Scheduler:
 
     def _by_length(self) -> list[Sequence]:
         """Running sequences with decode rows before those with prefill rows, each by age."""
-        long = [sequence for sequence in self._running if sequence.num_remaining > _SHORT_ROWS]
-        return [sequence for sequence in self._running if sequence.num_remaining <= _SHORT_ROWS] + long
+        long = [sequence for sequence in self._roster.running if sequence.num_remaining > _SHORT_ROWS]
+        return [sequence for sequence in self._roster.running if sequence.num_remaining <= _SHORT_ROWS] + long
 
     def _plan_lanes(self, planner: LanePlanner) -> StepPlan | None:
         now_s = self._clock()
-        self._admit_lanes(now_s)
+        self._roster.admit_lanes(now_s)
         budget = self.limits.max_num_batched_tokens
         ready = []
-        for sequence in [s for s in self._running if 0 < s.num_plannable <= _SHORT_ROWS]:
+        for sequence in [s for s in self._roster.running if 0 < s.num_plannable <= _SHORT_ROWS]:
             length = sequence.num_plannable
-            if sequence.phase is Phase.RUNNING and length <= budget:
-                if self._extend_pages(sequence, sequence.num_planned + length):
-                    ready.append(sequence)
-                    budget -= length
+            if sequence.phase is not Phase.RUNNING or length > budget:
+                continue
+            if self._roster.extend_pages(sequence, sequence.num_planned + length):
+                ready.append(sequence)
+                budget -= length
         # Only now: whoever was preempted for their pages has no rows.
         decode = [sequence for sequence in ready if sequence.phase is Phase.RUNNING]
-        prefill = [s for s in self._running if s.phase is Phase.RUNNING and s.num_plannable > _SHORT_ROWS]
+        prefill = [s for s in self._roster.running if s.phase is Phase.RUNNING and s.num_plannable > _SHORT_ROWS]
         if len(prefill) > 1:
             prefill.sort(key=lambda s: (s.lane is Lane.FLEX and not over_age(s, now_s), self.policy.key(s, now_s)))
         chunks = [chunk for chunk in self._chunks if chunk.ready()]
@@ -242,9 +241,7 @@ class Scheduler:
         sequence.in_flight += 1
         return Row(sequence, start, length, sample)
 
-    def _build(
-        self, rows: list[Row], layers: tuple[int, int] | None = None, chunk: Chunk | None = None
-    ) -> StepPlan:
+    def _build(self, rows: list[Row], layers: tuple[int, int] | None = None, chunk: Chunk | None = None) -> StepPlan:
         inits = []
         for row in rows:
             sequence = row.sequence
@@ -261,61 +258,6 @@ class Scheduler:
             self._planner.note_planned(step.predicted_ms, step.shape.num_decode > 0)
             step.period = self._planner.period
         return build_plan(step, tuple(inits), self._residency.block_tables)
-
-    def _extend_pages(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Give a running sequence the pages of its first `num_tokens` positions; the youngest gives way."""
-        while self._residency.needs_page(sequence, num_tokens):
-            if self._residency.extend(sequence):
-                continue
-            if self._pages_are_coming():
-                return False
-            victim = self.policy.victim(self._running)
-            self._preempt(victim)
-            if victim is sequence or victim.in_flight:
-                return False  # It may even have a row in this very step.
-        return True
-
-    def _pages_are_coming(self) -> bool:
-        """Ended and preempted sequences give their pages back once the plans that touch them are committed."""
-        return any(row.sequence.phase is not Phase.RUNNING for step in self._outstanding for row in step.rows)
-
-    def _admit(self, lane: Lane) -> Sequence | None:
-        """Start the first waiting sequence of a lane when a slot and pages for all its known tokens are there."""
-        queue = self._waiting[lane]
-        if not queue or len(self._running) >= self.max_running:
-            return None
-        if any(other.phase is Phase.PREEMPTING for other in self._running):
-            return None  # It comes back to the queue, perhaps before everyone who waits.
-        sequence = queue.first(self._clock())
-        # One spare page for each running sequence: else the newcomer is preempted at their next page border.
-        if not self._residency.admit(sequence, num_spare_pages=len(self._running)):
-            return None
-        queue.remove(sequence)
-        sequence.phase = Phase.RUNNING
-        insort(self._running, sequence, key=lambda other: other.order)
-        return sequence
-
-    def _admit_lanes(self, now_s: float) -> None:
-        """All of FAST that fits, and one FLEX prefill at a time. A FLEX request that is over age comes first."""
-        flex = self._waiting[Lane.FLEX]
-        if flex and not any(s.lane is Lane.FLEX and not s.started for s in self._running):
-            is_late = over_age(flex.first(now_s), now_s)
-            if self._admit(Lane.FLEX) is None and is_late:
-                return  # What FAST requests give back is kept for it.
-        while self._admit(Lane.FAST) is not None:
-            pass
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.num_preemptions += 1
-        sequence.phase = Phase.PREEMPTING
-        if not sequence.in_flight:
-            self._requeue(sequence)
-
-    def _requeue(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._residency.give_back(sequence)
-        sequence.start_over()
-        self._waiting[sequence.lane].add(sequence, self._clock())
 
     # ------------------------------------------------------------------------------------------------------ commit
 
@@ -339,7 +281,7 @@ class Scheduler:
             sequence = row.sequence
             sequence.in_flight -= 1
             if not sequence.in_flight:
-                self._settle(sequence)
+                self._roster.settle(sequence)
         return events
 
     def _commit_rows(self, step: Step, result: StepResult, events: list[Event]) -> None:
@@ -358,7 +300,7 @@ class Scheduler:
             if failure is None and row.sample and not new_tokens:
                 failure = "the engine returned no token"
             if failure is not None:
-                self._end(sequence)
+                self._roster.end(sequence)
                 events.append(ErrorEvent(sequence.request_id, failure))
                 continue
             sequence.num_computed = row.start + row.length
@@ -377,7 +319,7 @@ class Scheduler:
         event, reason = tell(sequence, new_tokens, logprobs)
         events.append(event)
         if reason is not None:
-            self._end(sequence)
+            self._roster.end(sequence)
             events.append(FinishEvent(sequence.request_id, reason, sequence.usage))
 
     def _void(self, step: Step) -> None:
@@ -391,40 +333,10 @@ class Scheduler:
                         row.sequence.roll_back()
         self._residency.return_releases(step.releases)
 
-    # --------------------------------------------------------------------------------------------------------- end
-
-    def _end(self, sequence: Sequence) -> None:
-        """The request is over for its caller; slot and pages follow once no outstanding plan touches them."""
-        del self._sequences[sequence.request_id]
-        if sequence.phase is Phase.WAITING:
-            self._waiting[sequence.lane].remove(sequence)
-        else:
-            self._running.remove(sequence)
-        sequence.chunk = None
-        sequence.phase = Phase.DONE
-        if not sequence.in_flight:
-            self._settle(sequence)
-
-    def _settle(self, sequence: Sequence) -> None:
-        """No outstanding plan touches the sequence any more."""
-        if sequence.phase is Phase.PREEMPTING:
-            self._requeue(sequence)
-        elif sequence.phase is Phase.DONE and sequence.slot >= 0:
-            self._residency.give_back(sequence)
-
     # --------------------------------------------------------------------------------------------------- integrity
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless pages, slots, queues and counters agree. For tests: walks everything."""
-        holders = {id(row.sequence): row.sequence for step in self._outstanding for row in step.rows}
-        holders.update({id(sequence): sequence for sequence in self._running})
-        for sequence in holders.values():
-            sequence.check_integrity()
-        self._residency.check_integrity(list(holders.values()))
-        orders = [sequence.order for sequence in self._running]
-        assert orders == sorted(orders), "running sequences are not in order of arrival"
-        waiting = [sequence for queue in self._waiting.values() for sequence in queue.ordered(self._clock())]
-        live = [*self._running, *waiting]
-        assert sorted(sequence.request_id for sequence in live) == sorted(self._sequences), "a request is lost"
-        for sequence in self._running:
+        self._roster.check_integrity([row.sequence for step in self._outstanding for row in step.rows])
+        for sequence in self._roster.running:
             assert sequence.chunk is None or sequence.chunk in self._chunks, "a chunk is lost"

@@ -35,7 +35,8 @@ class Sequence:
 
     Invariant: num_computed <= num_planned; num_computed <= num_known; num_planned <= num_known + num_pending.
         Positions [0, num_computed) have their KV written in all layers; [num_computed, num_planned) are in outstanding
-        plans or in `chunk`, which has passed some layers; `num_pending` tokens after the known ones are being sampled by outstanding plans.
+        plans or in `chunk`, which has passed some layers; `num_pending` tokens after the known ones are being sampled
+        by outstanding plans.
     """
 
     __slots__ = (

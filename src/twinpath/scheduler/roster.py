@@ -1,0 +1,128 @@
+"""Who waits, who runs, and what they hold: the bookkeeping of requests that must hold whatever the policy says."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from twinpath.contracts import Clock
+from twinpath.scheduler.policy import Policy, over_age
+from twinpath.scheduler.queue import WaitingQueue
+from twinpath.scheduler.residency import Residency
+from twinpath.scheduler.sequence import Lane, Phase, Sequence
+
+
+class Roster:
+    """Moves sequences between waiting, running and done, with their slots and pages.
+
+    Invariant: a sequence keeps slot and pages until no outstanding plan touches it (`settle`). `running` is ordered by
+        arrival, and `sequences` holds exactly those that wait or run.
+    """
+
+    def __init__(self, policy: Policy, residency: Residency, clock: Clock, max_running: int) -> None:
+        self.policy = policy
+        self.residency = residency
+        self.max_running = max_running
+        self.sequences: dict[str, Sequence] = {}
+        self.waiting = {lane: WaitingQueue(policy) for lane in Lane}
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._clock = clock
+        #: Ended or preempted, and still in outstanding plans: their pages are coming.
+        self._leaving: set[int] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self.waiting.values()))
+
+    def add(self, sequence: Sequence) -> None:
+        self.sequences[sequence.request_id] = sequence
+        self.waiting[sequence.lane].add(sequence, self._clock())
+
+    def admit(self, lane: Lane) -> Sequence | None:
+        """Start the first waiting sequence of a lane when a slot and pages for all its known tokens are there."""
+        queue = self.waiting[lane]
+        if not queue or len(self.running) >= self.max_running:
+            return None
+        if any(other.phase is Phase.PREEMPTING for other in self.running):
+            return None  # It comes back to the queue, perhaps before everyone who waits.
+        sequence = queue.first(self._clock())
+        # One spare page for each running sequence: else the newcomer is preempted at their next page border.
+        if not self.residency.admit(sequence, num_spare_pages=len(self.running)):
+            return None
+        queue.remove(sequence)
+        sequence.phase = Phase.RUNNING
+        insort(self.running, sequence, key=lambda other: other.order)
+        return sequence
+
+    def admit_lanes(self, now_s: float) -> None:
+        """All of FAST that fits, and one FLEX prefill at a time. A FLEX request that is over age comes first."""
+        flex = self.waiting[Lane.FLEX]
+        if flex and not any(s.lane is Lane.FLEX and not s.started for s in self.running):
+            is_late = over_age(flex.first(now_s), now_s)
+            if self.admit(Lane.FLEX) is None and is_late:
+                return  # What FAST requests give back is kept for it.
+        while self.admit(Lane.FAST) is not None:
+            pass
+
+    def extend_pages(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Give a running sequence the pages of its first `num_tokens` positions; the policy's victim gives way."""
+        while self.residency.needs_page(sequence, num_tokens):
+            if self.residency.extend(sequence):
+                continue
+            if self._leaving:
+                return False  # Their pages come back once the plans that touch them are committed.
+            victim = self.policy.victim(self.running)
+            self._preempt(victim)
+            if victim is sequence or victim.in_flight:
+                return False  # It may even have a row in this very step.
+        return True
+
+    def end(self, sequence: Sequence) -> None:
+        """The request is over for its caller; slot and pages follow once no outstanding plan touches them."""
+        del self.sequences[sequence.request_id]
+        if sequence.phase is Phase.WAITING:
+            self.waiting[sequence.lane].remove(sequence)
+        else:
+            self.running.remove(sequence)
+        sequence.chunk = None
+        sequence.phase = Phase.DONE
+        self._leave(sequence)
+
+    def settle(self, sequence: Sequence) -> None:
+        """No outstanding plan touches the sequence any more."""
+        self._leaving.discard(sequence.order)
+        if sequence.phase is Phase.PREEMPTING:
+            self._requeue(sequence)
+        elif sequence.phase is Phase.DONE and sequence.slot >= 0:
+            self.residency.give_back(sequence)
+
+    def check_integrity(self, in_flight: list[Sequence]) -> None:
+        """Raise AssertionError unless pages, slots and queues agree; `in_flight`: those in outstanding plans."""
+        holders = {sequence.order: sequence for sequence in (*in_flight, *self.running)}
+        for sequence in holders.values():
+            sequence.check_integrity()
+        self.residency.check_integrity(list(holders.values()))
+        orders = [sequence.order for sequence in self.running]
+        assert orders == sorted(orders), "running sequences are not in order of arrival"
+        waiting = [sequence for queue in self.waiting.values() for sequence in queue.ordered(self._clock())]
+        live = [*self.running, *waiting]
+        assert sorted(sequence.request_id for sequence in live) == sorted(self.sequences), "a request is lost"
+        leaving = {sequence.order for sequence in in_flight if sequence.phase is not Phase.RUNNING}
+        assert self._leaving == leaving, "pages are awaited in vain"
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        sequence.phase = Phase.PREEMPTING
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence.in_flight:
+            self._leaving.add(sequence.order)
+        else:
+            self.settle(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.residency.give_back(sequence)
+        sequence.start_over()
+        self.waiting[sequence.lane].add(sequence, self._clock())
