@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 
 from twinpath.engine.scripted import END_ID, Script, ScriptedEngine, ScriptedShape, ScriptFile
-from twinpath.scheduler import Scheduler, SchedulerLimits
+from twinpath.scheduler import CostModel, LaneSettings, Scheduler, SchedulerLimits, make_policy
 from twinpath.types import ErrorEvent, Event, FinishEvent, Request, SamplingParams, TokensEvent
+
+SERVICE_FIELDS = {"ttft_target_ms", "tpot_target_ms", "weight", "priority", "arrival_s"}
 
 
 def make_request(request_id: str, prompt: bytes | str, max_tokens: int = 64, **settings: object) -> Request:
     """Greedy, ended by END_ID; `cache_salt` and sampling fields by name."""
     salt = str(settings.pop("cache_salt", ""))
+    service = {name: settings.pop(name) for name in SERVICE_FIELDS & settings.keys()}
     stops = settings.pop("stop_token_ids", (END_ID,))
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=stops, **settings)  # type: ignore[arg-type]
     prompt_ids = list(prompt.encode() if isinstance(prompt, str) else prompt)
-    return Request(request_id=request_id, prompt_ids=prompt_ids, sampling=sampling, cache_salt=salt)
+    return Request(request_id=request_id, prompt_ids=prompt_ids, sampling=sampling, cache_salt=salt, **service)  # type: ignore[arg-type]
 
 
 class Bench:
@@ -27,12 +30,18 @@ class Bench:
         max_num_seqs: int = 8,
         step_tokens: int = 64,
         prefix_caching: bool = True,
+        lanes: LaneSettings | None = None,
+        cost: CostModel | None = None,
+        policy: str = "fcfs",
         **shape: object,
     ) -> None:
         script = ScriptFile(scripts=scripts, engine=ScriptedShape(**shape))  # type: ignore[arg-type]
         self.engine = ScriptedEngine(script, keep_plans=True)
-        limits = SchedulerLimits(max_num_seqs, step_tokens, prefix_caching)
-        self.scheduler = Scheduler(self.engine.info, limits)
+        limits = SchedulerLimits(max_num_seqs, step_tokens, prefix_caching, lanes)
+        self.now_s = 0.0
+        self.scheduler = Scheduler(
+            self.engine.info, limits, make_policy(policy), clock=lambda: self.now_s, cost=cost or CostModel()
+        )
         self.told: dict[str, list[Event]] = defaultdict(list)
 
     def add(self, *requests: Request) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from twinpath.scheduler.cost import Coefficients, CostModel, StepShape, prefill_context, shape_of
+from twinpath.scheduler.cost import CPU_PRIOR, Coefficients, CostModel, StepShape, prefill_context, shape_of
 from twinpath.types import StepPlan
 
-LAW = Coefficients(0.2, 5.0, 0.5, 0.8, 3e-4, 2e-4, 0.4)
+LAW = Coefficients(0.2, 5.0, 0.5, 1.2, 0.8, 3e-4, 2e-4, 0.4, knee_rows=32)
 
 
 def shapes(rng: np.random.Generator, count: int) -> list[StepShape]:
@@ -24,7 +26,7 @@ def shapes(rng: np.random.Generator, count: int) -> list[StepShape]:
 
 def by_hand(shape: StepShape) -> float:
     rows = 5.0 + 0.5 * shape.num_decode + 3e-4 * shape.decode_context
-    rows += 0.8 * shape.num_prefill + 2e-4 * shape.prefill_context
+    rows += 1.2 * min(shape.num_prefill, 32) + 0.8 * max(shape.num_prefill - 32, 0) + 2e-4 * shape.prefill_context
     return 0.2 + shape.layer_share * rows + 0.4 * shape.num_sampled
 
 
@@ -37,7 +39,7 @@ def test_predict_is_the_law_written_out() -> None:
 @pytest.mark.parametrize("scale", [1.0, 0.05])
 def test_fit_finds_the_law_behind_noisy_steps(scale: float) -> None:
     rng = np.random.default_rng(1)
-    model = CostModel()
+    model = CostModel(replace(CPU_PRIOR, knee_rows=32))
     model.fit([(shape, scale * by_hand(shape) * float(rng.normal(1, 0.03))) for shape in shapes(rng, 200)])
     assert all(value >= 0 for value in model.to_dict().values())
     for shape in shapes(rng, 50):

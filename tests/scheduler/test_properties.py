@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler.stepping import Bench, make_request
 from twinpath.engine.scripted import END_ID, Script
+from twinpath.scheduler import Coefficients, CostModel, LaneSettings
 from twinpath.types import FinishEvent, FinishReason, TokensEvent
 
 ANSWERS = {f"<{n}>": bytes(range(40 + n, 40 + n + 7 * n)) for n in range(6)}
@@ -23,6 +24,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     depth = 1
     chunks: tuple[int, ...] = (1,)
+    step_tokens = 12
+    lanes: LaneSettings | None = None
+    cost = Coefficients(0.1, 1.0, 0.1, 0.1, 0.1, 0.0, 0.0, 0.1)
+    policy = "fcfs"
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +40,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=80,
             max_slots=5,
             max_num_seqs=4,
-            step_tokens=12,
+            step_tokens=self.step_tokens,
+            lanes=self.lanes,
+            cost=CostModel(self.cost),
+            policy=self.policy,
         )
         self.expected: dict[str, list[int]] = {}
         self.cancelled: set[str] = set()
@@ -74,6 +82,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def interrupt(self) -> None:
         self.bench.engine.interrupt(self.bench.engine.plans[-1].step_id)
 
+    @rule(passed_s=st.sampled_from([0.001, 1.0, 200.0]))
+    def wait(self, passed_s: float) -> None:
+        self.bench.now_s += passed_s
+
     @rule(num_turns=st.integers(1, 12))
     def turns(self, num_turns: int) -> None:
         for _ in range(num_turns):
@@ -109,10 +121,45 @@ class ChunkMachine(SchedulerMachine):
     chunks = (1, 12, 2)
 
 
+class SliceMachine(SchedulerMachine):
+    """A few rows cost as much as many: prefill goes in slices."""
+
+    step_tokens = 48
+    lanes = LaneSettings(flex_threshold_tokens=24, itl_budget=2.5, idle_step_ms=4.0)
+    cost = Coefficients(0.05, 0.5, 0.1, 1.0, 0.01, 1e-4, 1e-4, 0.1, knee_rows=8)
+    policy = "twinpath"
+
+
+class DeepSliceMachine(SliceMachine):
+    depth = 3
+
+
+class MixMachine(SliceMachine):
+    """Weights are dear, rows cheap, a plan has its price: prefill rows ride with decode rows."""
+
+    depth = 3
+    cost = Coefficients(1.0, 5.0, 0.1, 0.1, 0.1, 0.0, 0.0, 0.1)
+    policy = "edf"
+
+
+class CrampedMachine(SliceMachine):
+    """Nothing ever fits the budget: the least of a period is what moves prefill on."""
+
+    depth = 3
+    chunks = (1,)
+    lanes = LaneSettings(flex_threshold_tokens=24, itl_budget=1.0, idle_step_ms=0.1)
+    policy = "base"
+
+
+TestSlices = SliceMachine.TestCase
+TestSlicesAtDepthThree = DeepSliceMachine.TestCase
+TestMixedRows = MixMachine.TestCase
+TestCramped = CrampedMachine.TestCase
 TestDepthOne = SchedulerMachine.TestCase
 TestDepthThree = DeepMachine.TestCase
 TestSeveralTokensPerStep = ChunkMachine.TestCase
-for case in (TestDepthOne, TestDepthThree, TestSeveralTokensPerStep):
+LANE_CASES = (TestSlices, TestSlicesAtDepthThree, TestMixedRows, TestCramped)
+for case in (TestDepthOne, TestDepthThree, TestSeveralTokensPerStep, *LANE_CASES):
     case.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
 del case
 

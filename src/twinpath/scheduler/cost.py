@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,23 +37,30 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Milliseconds; all but the first and last are for a forward through all layers."""
+    """Milliseconds, but for the knee; all except `plan` and `sampled_row` are for a forward through all layers."""
 
     #: Of any plan, however few its layers: planning, hand-over, start of the threads.
     plan: float
     #: Weights read once.
     forward: float
     decode_row: float
+    #: The first `knee_rows` prefill rows of a step, and those beyond: a few rows ride almost free where reading weights
+    #: is what takes time, and are dearer than many where arithmetic does.
+    early_row: float
     prefill_row: float
     decode_token: float
     prefill_token: float
     #: Final norm, head and sampler of one row.
     sampled_row: float
+    knee_rows: int = 32
 
+
+#: All but the knee, in their order.
+_FITTED = tuple(field.name for field in fields(Coefficients))[:-1]
 
 #: Before anything was measured: of the order of a 135M model on two cores, and of an 8B model on one H200.
-CPU_PRIOR = Coefficients(0.3, 4.0, 0.7, 0.7, 2e-4, 2e-4, 0.5)
-CUDA_PRIOR = Coefficients(0.1, 4.5, 0.01, 0.025, 3.3e-5, 1e-6, 0.01)
+CPU_PRIOR = Coefficients(0.3, 4.0, 0.7, 0.7, 0.7, 2e-4, 2e-4, 0.5)
+CUDA_PRIOR = Coefficients(0.1, 4.5, 0.01, 0.008, 0.024, 3.3e-5, 1e-6, 0.01, knee_rows=128)
 
 
 def prefill_context(start: int, num_rows: int) -> int:
@@ -129,15 +136,16 @@ class CostModel:
         """
         if not samples:
             return
-        features = np.array([_features(shape) for shape, _ in samples])
+        knee = self.coefficients.knee_rows
+        features = np.array([_features(shape, knee) for shape, _ in samples])
         times = np.maximum([elapsed_ms for _, elapsed_ms in samples], 1e-6)
-        prior = np.array(list(asdict(self.coefficients).values()))
+        prior = np.array([getattr(self.coefficients, name) for name in _FITTED])
         scale = float(np.median(times / np.maximum(features @ prior, 1e-9)))
         prior = np.maximum(prior * scale, 1e-12)
         # In units of the prior: one weak equation a coefficient holds what the samples leave open.
         weighted = np.vstack([features * prior / times[:, None], 1e-2 * np.eye(len(prior))])
         solution = _solve_non_negative(weighted, np.concatenate([np.ones(len(times)), np.full(len(prior), 1e-2)]))
-        self.coefficients = Coefficients(*(solution * prior).tolist())
+        self.coefficients = replace(self.coefficients, **dict(zip(_FITTED, (solution * prior).tolist(), strict=True)))
         self._corrections.clear()
         self._strays.clear()
         self._ratios.clear()
@@ -149,7 +157,7 @@ class CostModel:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, float]) -> CostModel:
-        return cls(Coefficients(**values))
+        return cls(Coefficients(**{**values, "knee_rows": int(values["knee_rows"])}))  # type: ignore[arg-type]
 
     def _base(self, shape: StepShape) -> float:
         c = self.coefficients
@@ -158,19 +166,22 @@ class CostModel:
             + c.decode_row * shape.num_decode
             + c.decode_token * shape.decode_context
             + c.prefill_row * shape.num_prefill
+            + (c.early_row - c.prefill_row) * min(shape.num_prefill, c.knee_rows)
             + c.prefill_token * shape.prefill_context
         )
         return max(c.plan + shape.layer_share * layers + c.sampled_row * shape.num_sampled, 1e-6)
 
 
-def _features(shape: StepShape) -> tuple[float, ...]:
+def _features(shape: StepShape, knee_rows: int) -> tuple[float, ...]:
     """In the order of `Coefficients`."""
     share = shape.layer_share
+    num_early = min(shape.num_prefill, knee_rows)
     return (
         1.0,
         share,
         share * shape.num_decode,
-        share * shape.num_prefill,
+        share * num_early,
+        share * (shape.num_prefill - num_early),
         share * shape.decode_context,
         share * shape.prefill_context,
         float(shape.num_sampled),

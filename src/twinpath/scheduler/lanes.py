@@ -82,9 +82,12 @@ class LanePlanner:
         default = settings.itl_budget * alone_ms if settings.itl_budget_ms is None else settings.itl_budget_ms
         return min((default if s.tpot_target_ms is None else s.tpot_target_ms for s in decode), default=default)
 
+    def alone_ms(self, decode: list[Sequence]) -> float:
+        return self.cost.predict(decode_shape(decode))
+
     def slack_ms(self, decode: list[Sequence]) -> float:
         """What a whole period leaves for prefill beside these streams."""
-        alone_ms = self.cost.predict(decode_shape(decode))
+        alone_ms = self.alone_ms(decode)
         budget_ms = self.budget_ms(decode, alone_ms)
         reserve_ms = min(self.cost.tail_ratio(_RESERVE_QUANTILE) - 1.0, _MAX_RESERVE) * budget_ms
         return budget_ms - alone_ms - max(reserve_ms, 0.0)
@@ -119,7 +122,7 @@ class LanePlanner:
         self, decode: list[Sequence], prefill: list[Sequence], batch: list[tuple[Sequence, int]], slack_ms: float
     ) -> Choice:
         """Mixed rows or a new chunk: what gets more prompt tokens done in a millisecond."""
-        alone_ms = self.cost.predict(decode_shape(decode)) if decode else 0.0
+        alone_ms = self.alone_ms(decode) if decode else 0.0
         mixed = self._mix(decode, prefill, slack_ms)
         num_mixed = sum(length for _, length in mixed.rows)
         mixed_ms = self.cost.predict(_mixed_shape(decode, mixed.rows))
@@ -142,7 +145,7 @@ class LanePlanner:
 
     def _mix(self, decode: list[Sequence], prefill: list[Sequence], slack_ms: float) -> Choice:
         """As many prefill rows as fit beside the decode rows; a few in any case."""
-        limit_ms = slack_ms + (self.cost.predict(decode_shape(decode)) if decode else 0.0)
+        limit_ms = slack_ms + (self.alone_ms(decode) if decode else 0.0)
         most = min(sum(sequence.num_plannable for sequence in prefill), self._max_tokens - len(decode))
         low, high = min(_MIN_ROWS, most), most
         while low < high:

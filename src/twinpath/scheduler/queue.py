@@ -39,6 +39,12 @@ class WaitingQueue:
         index = bisect_left(self._entries, (key, sequence.order), key=lambda entry: entry[:2])
         del self._entries[index]
 
+    def ahead_of(self, sequence: Sequence) -> list[Sequence]:
+        """Those that are served before a sequence of the queue, as the keys are now."""
+        key = self._keys[sequence.order]
+        index = bisect_left(self._entries, (key, sequence.order), key=lambda entry: entry[:2])
+        return [entry[2] for entry in self._entries[:index]]
+
     def first(self, now_s: float) -> Sequence:
         """Who is to be served first; the queue is not empty."""
         return next(self.ordered(now_s))

@@ -58,6 +58,10 @@ class Residency:
         """Whether the first `num_tokens` positions reach past its pages."""
         return len(sequence.pages) * self._page_size < num_tokens
 
+    def num_missing_pages(self, sequence: Sequence, num_tokens: int) -> int:
+        """Pages that its first `num_tokens` positions need beside its own."""
+        return max(-(-num_tokens // self._page_size) - len(sequence.pages), 0)
+
     def extend(self, sequence: Sequence) -> bool:
         """One more page; False when there is none."""
         if not self.pool.num_available:

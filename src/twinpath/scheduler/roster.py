@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 
 from twinpath.contracts import Clock
+from twinpath.scheduler.chunk import Row
 from twinpath.scheduler.policy import Policy, over_age
 from twinpath.scheduler.queue import WaitingQueue
 from twinpath.scheduler.residency import Residency
@@ -37,6 +38,14 @@ class Roster:
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.request_id] = sequence
         self.waiting[sequence.lane].add(sequence, self._clock())
+
+    def ahead_of(self, sequence: Sequence) -> list[Sequence]:
+        """Everybody whose prefill comes before that of a waiting sequence."""
+        lanes = (Lane.FAST,) if sequence.lane is Lane.FAST else (Lane.FAST, Lane.FLEX)
+        ahead = [other for other in self.running if other.lane in lanes]
+        if sequence.lane is Lane.FLEX:
+            ahead += self.waiting[Lane.FAST].ordered(self._clock())
+        return ahead + self.waiting[sequence.lane].ahead_of(sequence)
 
     def admit(self, lane: Lane) -> Sequence | None:
         """Start the first waiting sequence of a lane when a slot and pages for all its known tokens are there."""
@@ -76,6 +85,25 @@ class Roster:
             if victim is sequence or victim.in_flight:
                 return False  # It may even have a row in this very step.
         return True
+
+    def extend_ahead(self, rows: list[Row], max_repeat: int) -> int:
+        """How often a step of these rows can run on end while nobody can come in or has to give way; takes the pages.
+
+        1 unless all that run have told their first token, and either nobody waits or no slot is free.
+        """
+        if len(rows) != len(self.running) or (self.num_waiting and len(self.running) < self.max_running):
+            return 1
+        if not all(row.sample and row.length == 1 and row.sequence.started for row in rows):
+            return 1
+        repeat = min(max_repeat, *(row.sequence.max_outputs - row.sequence.num_outputs for row in rows))
+        if sum(self.residency.num_missing_pages(row.sequence, row.start + repeat) for row in rows) > (
+            self.residency.pool.num_available
+        ):
+            return 1
+        for row in rows:
+            for _ in range(self.residency.num_missing_pages(row.sequence, row.start + repeat)):
+                self.residency.extend(row.sequence)
+        return repeat
 
     def end(self, sequence: Sequence) -> None:
         """The request is over for its caller; slot and pages follow once no outstanding plan touches them."""

@@ -10,6 +10,7 @@ from twinpath.kv import PagePool, PrefixCache, PrefixKeys
 from twinpath.scheduler.answer import refuse, tell
 from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.cost import CostModel
+from twinpath.scheduler.forecast import Forecast, remaining_ms
 from twinpath.scheduler.lanes import Choice, LanePlanner, LaneSettings
 from twinpath.scheduler.policy import FirstComeFirstServed, Policy, over_age
 from twinpath.scheduler.residency import Residency
@@ -22,6 +23,7 @@ from twinpath.types import (
     Event,
     FinishEvent,
     FinishReason,
+    Promise,
     Request,
     SlotInit,
     StepPlan,
@@ -79,8 +81,11 @@ class Scheduler:
         self._roster = Roster(self.policy, self._residency, self._clock, self.max_running)
         self._num_replans = 0
         self._planner: LanePlanner | None = None
+        #: Promises of first tokens and their outcomes; None without lanes.
+        self.forecast: Forecast | None = None
         if limits.lanes is not None:
             self._planner = LanePlanner(limits.lanes, self.cost, info.num_layers, limits.max_num_batched_tokens)
+            self.forecast = Forecast(self._planner, self.cost, limits.max_num_batched_tokens)
         #: Those whose last slice is not planned yet, oldest first.
         self._chunks: list[Chunk] = []
 
@@ -123,11 +128,25 @@ class Scheduler:
             return [FinishEvent(sequence.request_id, FinishReason.LENGTH, sequence.usage)]
         self._next_order += 1
         sequence.arrival_s = sequence.arrival_s or self._clock()
-        if self._planner is not None:
-            sequence.num_uncached -= self._residency.num_cached(sequence)
-            sequence.lane = self._planner.lane_of(sequence.num_uncached)
+        if self._planner is None or self.forecast is None:
+            self._roster.add(sequence)
+            return []
+        num_cached = self._residency.num_cached(sequence)
+        sequence.num_uncached -= num_cached
+        sequence.lane = self._planner.lane_of(sequence.num_uncached)
+        sequence.prefill_ms = self.forecast.prefill_ms(num_cached, sequence.num_uncached)
         self._roster.add(sequence)
+        sequence.promise = Promise(sequence.lane, self._forecast_ms(self.forecast, sequence))
         return []
+
+    def _forecast_ms(self, forecast: Forecast, sequence: Sequence) -> float:
+        now_s = self._clock()
+        decode = [other for other in self._roster.running if other.started]
+        busy_ms = sum(step.predicted_ms for step in self._outstanding)
+        if self._outstanding:
+            busy_ms = max(busy_ms - (now_s - self._outstanding[0].planned_s) * 1e3, 0.0)
+        work_ms = sequence.prefill_ms + remaining_ms(self._roster.ahead_of(sequence))
+        return forecast.predict_ms(sequence, now_s, decode, work_ms, busy_ms)
 
     def cancel(self, request_id: str) -> list[Event]:
         """End a request now; unknown and finished ids are ignored."""
@@ -135,6 +154,8 @@ class Scheduler:
         if sequence is None:
             return []
         self._roster.end(sequence)
+        if self.forecast is not None:
+            self.forecast.forget(sequence)
         return [FinishEvent(request_id, FinishReason.ABORT, sequence.usage)]
 
     def forget_prefixes(self) -> None:
@@ -157,12 +178,16 @@ class Scheduler:
 
     # -------------------------------------------------------------------------------------------------------- plan
 
-    def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing can run until a result is committed or a request is added."""
+    def plan(self, max_repeat: int = 1) -> StepPlan | None:
+        """The next step, or None when nothing can run until a result is committed or a request is added.
+
+        `max_repeat`: steps until the caller expects an arrival or an end; while the plan cannot change it says that it
+        may run so often (`StepPlan.repeat`).
+        """
         if self._outstanding and self._outstanding[0].void:
             return None  # A new plan behind void ones could be taken for one that builds on them.
         if self._planner is not None:
-            return self._plan_lanes(self._planner)
+            return self._plan_lanes(self._planner, max_repeat)
         rows: list[Row] = []
         budget = self.limits.max_num_batched_tokens
         for sequence in self._by_length():
@@ -178,14 +203,14 @@ class Scheduler:
             length = min(admitted.num_plannable, budget)
             rows.append(self._take_row(admitted, length))
             budget -= length
-        return self._build(rows) if rows else None
+        return self._build(rows, max_repeat=max_repeat) if rows else None
 
     def _by_length(self) -> list[Sequence]:
         """Running sequences with decode rows before those with prefill rows, each by age."""
         long = [sequence for sequence in self._roster.running if sequence.num_remaining > _SHORT_ROWS]
         return [sequence for sequence in self._roster.running if sequence.num_remaining <= _SHORT_ROWS] + long
 
-    def _plan_lanes(self, planner: LanePlanner) -> StepPlan | None:
+    def _plan_lanes(self, planner: LanePlanner, max_repeat: int) -> StepPlan | None:
         now_s = self._clock()
         self._roster.admit_lanes(now_s)
         budget = self.limits.max_num_batched_tokens
@@ -210,7 +235,8 @@ class Scheduler:
         if choice.layer_end is not None:
             return self._slice(choice)
         rows = [self._take_row(sequence, sequence.num_plannable) for sequence in decode]
-        return self._build(rows + [self._take_row(sequence, length) for sequence, length in choice.rows])
+        rows += [self._take_row(sequence, length) for sequence, length in choice.rows]
+        return self._build(rows, max_repeat=1 if chunks else max_repeat)
 
     def _slice(self, choice: Choice) -> StepPlan:
         """The next layers of a chunk, or the first of a new one."""
@@ -241,7 +267,13 @@ class Scheduler:
         sequence.in_flight += 1
         return Row(sequence, start, length, sample)
 
-    def _build(self, rows: list[Row], layers: tuple[int, int] | None = None, chunk: Chunk | None = None) -> StepPlan:
+    def _build(
+        self,
+        rows: list[Row],
+        layers: tuple[int, int] | None = None,
+        chunk: Chunk | None = None,
+        max_repeat: int = 1,
+    ) -> StepPlan:
         inits = []
         for row in rows:
             sequence = row.sequence
@@ -250,10 +282,13 @@ class Scheduler:
                 inits.append(SlotInit(sequence.slot, sequence.sampling, sequence.history(), sequence.num_prompt))
         begin, end = layers or (0, self.info.num_layers)
         step = Step(self._next_step_id, rows, self._residency.take_releases(), begin, end, chunk)
+        if max_repeat > 1 and self.info.depth == 1:
+            step.repeat = self._roster.extend_ahead(rows, max_repeat)
         self._next_step_id += 1
         self._outstanding.append(step)
         step.shape = step.measure(self.info.num_layers)
         if self._planner is not None:
+            step.planned_s = self._clock()
             step.predicted_ms = self.cost.predict(step.shape)
             self._planner.note_planned(step.predicted_ms, step.shape.num_decode > 0)
             step.period = self._planner.period
@@ -271,9 +306,10 @@ class Scheduler:
         if result.interrupted or step.void:
             self._void(step)
         else:
-            self.num_steps += 1
+            num_steps = max(int(result.counts[0]), 1) if step.repeat > 1 else 1
+            self.num_steps += num_steps
             self._num_replans = 0
-            self.cost.observe(step.shape, result.elapsed_ms)
+            self.cost.observe(step.shape, result.elapsed_ms / num_steps)
             if self._planner is not None and not step.shape.num_decode:
                 self._planner.note_measured(step.period, step.predicted_ms, result.elapsed_ms)
             self._commit_rows(step, result, events)
@@ -303,19 +339,25 @@ class Scheduler:
                 self._roster.end(sequence)
                 events.append(ErrorEvent(sequence.request_id, failure))
                 continue
-            sequence.num_computed = row.start + row.length
+            num_more = len(new_tokens) - 1 if step.repeat > 1 else 0
+            sequence.num_planned += num_more
+            sequence.num_computed = row.start + row.length + num_more
             sequence.num_pending -= row.sample
             if sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
-            self._residency.offer_prefix(sequence)
             if row.sample:
                 self._emit(sequence, new_tokens, result.logprobs.get(index), events)
             elif sequence.max_outputs == 0 and sequence.num_computed == sequence.num_known:
                 self._emit(sequence, [], None, events)
+            # Repeats beyond a stop token wrote KV of tokens that do not count.
+            sequence.num_computed = min(sequence.num_computed, sequence.num_known)
+            self._residency.offer_prefix(sequence)
 
     def _emit(
         self, sequence: Sequence, new_tokens: list[int], logprobs: list[TokenLogprob] | None, events: list[Event]
     ) -> None:
+        if self.forecast is not None and not sequence.started:
+            self.forecast.note_first_token(sequence, self._clock())
         event, reason = tell(sequence, new_tokens, logprobs)
         events.append(event)
         if reason is not None:

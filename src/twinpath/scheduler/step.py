@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twinpath.scheduler.sequence import Sequence
 from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.cost import StepShape, prefill_context
+from twinpath.scheduler.sequence import Sequence
 from twinpath.types import PENDING_TOKEN, Int32s, SlotInit, StepPlan
 
 #: Prefill rows below this run in a few milliseconds on the slowest engine: not worth an interrupt.
@@ -33,8 +33,11 @@ class Step:
     #: What the cost model said, and the lane planner's period when it was asked.
     predicted_ms: float = 0.0
     period: int = 0
+    planned_s: float = 0.0
     #: An earlier plan was interrupted, so this one computes on rows that never ran: its result is ignored.
     void: bool = False
+    #: See StepPlan.
+    repeat: int = 1
 
     def measure(self, num_layers: int) -> StepShape:
         """Its shape, for the cost model; a row of its own counts as decode."""
@@ -76,6 +79,7 @@ def build_plan(step: Step, inits: tuple[SlotInit, ...], block_tables: Int32s) ->
         residual=None if step.chunk is None else step.chunk.residual,
         inits=inits,
         releases=step.releases,
+        repeat=step.repeat,
     )
 
 
