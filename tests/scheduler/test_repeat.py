@@ -1,11 +1,13 @@
-"""A plan that cannot change says how often it may run; committing such a run equals committing its steps one by one."""
+"""A plan that cannot change says how often it may run; committing such a run is committing its steps."""
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
-from scheduler.stepping import make_request
 
+from scheduler.stepping import make_request
 from twinpath.scheduler import LaneSettings, Scheduler, SchedulerLimits
 from twinpath.types import EngineInfo, FinishEvent, FinishReason, StepPlan, StepResult, TokensEvent
 
@@ -30,7 +32,7 @@ def make_scheduler(*, num_pages: int = 64, max_num_seqs: int = 4, depth: int = 1
 def run(scheduler: Scheduler, plan: StepPlan | None, rows: list[list[int]]) -> list[object]:
     assert plan is not None
     counts = np.array([len(row) for row in rows], np.int32)
-    events = scheduler.commit(StepResult(plan.step_id, counts, np.array(sum(rows, []), np.int32)))
+    events = scheduler.commit(StepResult(plan.step_id, counts, np.array(list(chain(*rows)), np.int32)))
     scheduler.check_integrity()
     return list(events)
 

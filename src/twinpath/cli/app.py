@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
+plan_app = typer.Typer(help="What a load would see on a machine, by simulation.", no_args_is_help=True)
+app.add_typer(plan_app, name="plan")
 
 DEFAULT_MODEL = "smollm2-135m"
 MODEL_HELP = "Alias, GGUF file, safetensors directory, hf://org/name[@rev] or pypi://..."
@@ -140,3 +142,39 @@ def models_rm(model: Annotated[str, typer.Argument(help=MODEL_HELP)]) -> None:
     from twinpath.cli.models import remove_model
 
     remove_model(model)
+
+
+@plan_app.command("simulate")
+def plan_simulate(
+    trace: Annotated[str, typer.Option(help="Trace file (Mooncake, Azure 2023, Claude Code), or: mix, bursts.")],
+    policy: Annotated[list[str] | None, typer.Option(help="Queue policy; several are compared.")] = None,
+    machine: Annotated[str, typer.Option(help="Machine to simulate: h200-8b or cpu-smollm2.")] = "h200-8b",
+    cost: Annotated[Path | None, typer.Option(help="JSON file of measured step costs, in ms.")] = None,
+    slo: Annotated[list[str] | None, typer.Option(help="Class NAME:TTFT_MS:TPOT_MS[:MAX_NEW_TOKENS].")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests per run.")] = 2000,
+    load: Annotated[float, typer.Option(help="So many times the recorded rate.")] = 1.0,
+    token_scale: Annotated[float, typer.Option(help="Multiplies prompt and output lengths.")] = 1.0,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per policy, each with its own window of the trace.")] = 1,
+    noise: Annotated[float, typer.Option(min=0.0, help="Spread of step times (sigma of their logarithm).")] = 0.0,
+    lanes: Annotated[bool, typer.Option(help="Plan in lanes.")] = True,
+    plot: Annotated[Path | None, typer.Option(help="Write the waits for the first token as SVG.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run the server's scheduler on a load in simulated time: attainment per class, percentiles, starvation."""
+    from twinpath.cli.plan import SimulateArguments, run_simulate
+
+    arguments = SimulateArguments(
+        trace=trace,
+        policies=tuple(policy or ["twinpath"]),
+        machine=machine,
+        cost=cost,
+        slo=tuple(slo or ()),
+        num_requests=requests,
+        load=load,
+        token_scale=token_scale,
+        num_seeds=seeds,
+        noise=noise,
+        lanes=lanes,
+        plot=plot,
+    )
+    raise typer.Exit(run_simulate(arguments, as_json))

@@ -30,6 +30,7 @@ class WaitingQueue:
         return isinstance(sequence, Sequence) and sequence.order in self._keys
 
     def add(self, sequence: Sequence, now_s: float) -> None:
+        self._refresh(now_s)
         key = self._keys[sequence.order] = self._policy.key(sequence, int(now_s // _TICK_S) * _TICK_S)
         insort(self._entries, (key, sequence.order, sequence))
 
@@ -51,9 +52,12 @@ class WaitingQueue:
 
     def ordered(self, now_s: float) -> Iterator[Sequence]:
         """First to serve first. The queue must not change while iterating."""
+        self._refresh(now_s)
+        return (sequence for _, _, sequence in self._entries)
+
+    def _refresh(self, now_s: float) -> None:
         tick = int(now_s // _TICK_S)
         if self._policy.dynamic and tick != self._tick:
             self._tick = tick
             self._entries = sorted((self._policy.key(s, tick * _TICK_S), order, s) for _, order, s in self._entries)
             self._keys = {order: key for key, order, _ in self._entries}
-        return (sequence for _, _, sequence in self._entries)
