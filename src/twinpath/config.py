@@ -68,6 +68,16 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     #: Split long prompts over steps; off: a prompt runs in one step.
     enable_chunked_prefill: bool = True
+    #: Keep the tokens of running streams on time beside long prompts; off: prefill fills every step.
+    lanes: Literal["on", "off"] = "on"
+    #: Prompts with more uncached tokens take the FLEX lane. None: chosen for the device.
+    flex_threshold: int | None = None
+    #: Longest time between a stream's tokens beside prefill, as a multiple of its decode step alone.
+    itl_budget: float = 3.0
+    #: The same in milliseconds, instead.
+    itl_budget_ms: float | None = None
+    #: Who is served first.
+    policy: Literal["fcfs", "priority", "sjf", "edf", "base", "twinpath"] = "twinpath"
 
 
 @dataclass(frozen=True, slots=True)

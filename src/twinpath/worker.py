@@ -20,7 +20,16 @@ from twinpath.errors import TwinpathError, UserError
 from twinpath.ipc import ChannelClosed, SocketChannel
 from twinpath.ipc.messages import Fatal, LoadProgress, Ready
 from twinpath.ipc.settings import WorkerSettings, decode_settings
-from twinpath.scheduler import EngineLoop, HeartbeatThread, Scheduler, resolve_limits, resolve_step_tokens
+from twinpath.scheduler import (
+    EngineLoop,
+    HeartbeatThread,
+    Scheduler,
+    describe_lanes,
+    first_cost_model,
+    make_policy,
+    resolve_limits,
+    resolve_step_tokens,
+)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -59,7 +68,8 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
 
     engine, facts = build_engine(settings, report)
     limits = resolve_limits(settings.scheduler, engine.info)
-    scheduler = Scheduler(engine.info, limits)
+    policy = make_policy(settings.scheduler.policy)
+    scheduler = Scheduler(engine.info, limits, policy, clock=monotonic, cost=first_cost_model(engine.info))
     loop = EngineLoop(engine, scheduler, channel)
     heartbeat.source = loop.heartbeat
     if settings.engine.kind != "scripted":  # A script's answers are for its requests.
@@ -68,6 +78,7 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     facts = {
         **facts,
         "step tokens": str(limits.max_num_batched_tokens),
+        "lanes": describe_lanes(limits, scheduler.cost),
         "KV pool": f"{info.num_pages * info.page_size:,} tokens in pages of {info.page_size}",
         "load": f"{monotonic() - started_s:.2f} s",
     }

@@ -10,22 +10,40 @@ import pytest
 
 from engine.engines import NUM_PAGES, POISON, SAMPLED, alone
 from engine.step_driver import RESULT_TIMEOUT_S, Driver
-from twinpath.scheduler import Scheduler, SchedulerLimits
+from twinpath.scheduler import Coefficients, CostModel, LaneSettings, Scheduler, SchedulerLimits, StepShape
 from twinpath.types import ErrorEvent, Event, FinishEvent, FinishReason, Request, SamplingParams, TokensEvent
 
 NUM_TOKENS = 12
+#: A few rows cost what many do, so that chunks go in slices of one layer; with `MIXING` rows ride with decode rows.
+SLICING = Coefficients(0.0, 0.5, 0.5, 1.0, 0.01, 0.0, 0.0, 0.0, knee_rows=16)
+LANES = {
+    "slices": LaneSettings(flex_threshold_tokens=40, itl_budget=9.0, idle_step_ms=6.0),
+    "mixed": LaneSettings(flex_threshold_tokens=40, itl_budget=7.0, idle_step_ms=5.0),
+}
+
+
+class FixedCost(CostModel):
+    """Learns nothing: the plans of a test are the same on every machine."""
+
+    def observe(self, shape: StepShape, elapsed_ms: float) -> None: ...
 
 
 class Bench:
     """A scheduler and the events it told about each request."""
 
     def __init__(
-        self, driver: Driver, step_tokens: int, prefix_caching: bool = True, num_pages: int = NUM_PAGES
+        self,
+        driver: Driver,
+        step_tokens: int,
+        prefix_caching: bool = True,
+        num_pages: int = NUM_PAGES,
+        lanes: LaneSettings | None = None,
     ) -> None:
         self.engine = driver.engine
         info = replace(self.engine.info, num_pages=num_pages)
-        limits = SchedulerLimits(info.max_slots, step_tokens, prefix_caching)
-        self.scheduler = Scheduler(info, limits)
+        limits = SchedulerLimits(info.max_slots, step_tokens, prefix_caching, lanes)
+        self.scheduler = Scheduler(info, limits, cost=FixedCost(SLICING))
+        self.num_slices = self.num_mixed = 0
         self.told: dict[str, list[Event]] = defaultdict(list)
 
     def note(self, events: list[Event]) -> None:
@@ -38,6 +56,8 @@ class Bench:
             plan = self.scheduler.plan()
             if plan is None:
                 break
+            self.num_slices += plan.layer_begin > 0
+            self.num_mixed += len(plan.slots) > 1 and int(plan.lengths.min()) == 1 < int(plan.lengths.max())
             self.engine.submit(plan)
         if not self.scheduler.num_outstanding:
             return False
@@ -95,6 +115,31 @@ def test_everybody_is_answered_as_if_alone(driver: Driver, step_tokens: int, pre
         any(e.cached_tokens for r in wanted for e in bench.told[r.request_id] if isinstance(e, TokensEvent))
         == prefix_caching
     )
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_slices_and_mixed_rows_answer_as_whole_prefills_do(driver: Driver, lanes: str) -> None:
+    """Prompts of two to three chunks beside streams; among those sampled with penalties one token off shows."""
+    rng = np.random.default_rng(15)
+    wanted = requests(rng, 14)
+    right = {r.request_id: alone(driver, r.prompt_ids, NUM_TOKENS, **settings_of(r)) for r in wanted}
+    bench = Bench(driver, 24, lanes=LANES[lanes])
+    waiting = list(wanted)
+    while waiting:
+        bench.note(bench.scheduler.add(waiting.pop(0)))
+        for _ in range(int(rng.integers(0, 9))):
+            bench.turn()
+        if rng.random() < 0.3:  # Somebody leaves, perhaps between two slices.
+            bench.note(bench.scheduler.add(replace_id(wanted[0], f"gone{len(waiting)}")))
+            bench.turn()
+            bench.note(bench.scheduler.cancel(f"gone{len(waiting)}"))
+    bench.finish()
+    assert {name: bench.tokens(name) for name in right} == right
+    assert bench.num_slices if lanes == "slices" else bench.num_mixed
+
+
+def replace_id(request: Request, request_id: str) -> Request:
+    return Request(request_id=request_id, prompt_ids=[7, *request.prompt_ids, *range(3, 40)], sampling=request.sampling)
 
 
 def test_preemption_changes_no_answer(driver: Driver) -> None:

@@ -46,6 +46,14 @@ def test_fit_finds_the_law_behind_noisy_steps(scale: float) -> None:
         assert model.predict(shape) == pytest.approx(scale * by_hand(shape), rel=0.08)
 
 
+def test_disturbed_steps_do_not_move_a_fit() -> None:
+    rng = np.random.default_rng(2)
+    model = CostModel(replace(CPU_PRIOR, knee_rows=32))
+    model.fit([(shape, by_hand(shape) * (4 if n % 5 == 0 else 1)) for n, shape in enumerate(shapes(rng, 200))])
+    for shape in shapes(rng, 50):
+        assert model.predict(shape) == pytest.approx(by_hand(shape), rel=0.08)
+
+
 def test_what_was_not_measured_keeps_its_proportion() -> None:
     """Only decode steps were seen, twice as slow as the law: prefill is taken for twice as slow as well."""
     model = CostModel(LAW)

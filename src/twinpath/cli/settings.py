@@ -187,6 +187,23 @@ SETTINGS: tuple[Setting, ...] = (
         "Split long prompts over steps.",
         panel="Scheduler",
     ),
+    Setting("lanes", "scheduler", "lanes", "Keep streams on time beside long prompts.", panel="Scheduler"),
+    Setting(
+        "flex_threshold",
+        "scheduler",
+        "flex_threshold",
+        "Prompts with more uncached tokens give way to shorter ones; unset: chosen for the device.",
+        panel="Scheduler",
+    ),
+    Setting(
+        "itl_budget",
+        "scheduler",
+        "itl_budget",
+        "Longest time between a stream's tokens beside prefill, in decode steps.",
+        panel="Scheduler",
+    ),
+    Setting("itl_budget_ms", "scheduler", "itl_budget_ms", "The same in milliseconds.", panel="Scheduler"),
+    Setting("policy", "scheduler", "policy", "Who is served first.", panel="Scheduler"),
 )
 
 #: Settings of `serve` that are no field of a config: the model, and a degree of parallelism that can only be 1 yet.

@@ -9,7 +9,7 @@ not given.
 from twinpath.scheduler.cost import Coefficients, CostModel, StepShape, shape_of
 from twinpath.scheduler.heartbeat import HeartbeatThread
 from twinpath.scheduler.lanes import LaneSettings
-from twinpath.scheduler.limits import resolve_limits, resolve_step_tokens
+from twinpath.scheduler.limits import describe_lanes, first_cost_model, resolve_limits, resolve_step_tokens
 from twinpath.scheduler.loop import EngineLoop
 from twinpath.scheduler.policy import POLICIES, Policy, make_policy
 from twinpath.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -25,6 +25,8 @@ __all__ = [
     "Scheduler",
     "SchedulerLimits",
     "StepShape",
+    "describe_lanes",
+    "first_cost_model",
     "make_policy",
     "resolve_limits",
     "resolve_step_tokens",

@@ -20,6 +20,11 @@ _OUTLIERS_IN_A_ROW = 4
 #: Ratios kept for the tail, and how many new ones make its quantile stale.
 _TAIL_WINDOW = 512
 _TAIL_REFRESH = 64
+#: A fit is done so often, each time without the steps that took so many times what the last one says.
+_FIT_ROUNDS = 4
+_LATE_RATIO = 1.25
+#: Of the equations that hold each coefficient near its prior, relative to one step.
+_PRIOR_WEIGHT = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ class CostModel:
     def __init__(self, coefficients: Coefficients = CPU_PRIOR) -> None:
         self.coefficients = coefficients
         self.num_observed = 0
+        #: Steps seen while somebody keeps them for `fit`.
+        self.kept: list[tuple[StepShape, float]] | None = None
         #: Steps far from their prediction, that did not move it.
         self.num_outliers = 0
         self._corrections: dict[int, float] = {}
@@ -105,6 +112,8 @@ class CostModel:
         """One measured step."""
         if elapsed_ms <= 0.0:
             return  # An engine that does not measure.
+        if self.kept is not None:
+            self.kept.append((shape, elapsed_ms))
         bucket = _bucket(shape)
         correction = self._corrections.get(bucket, 1.0)
         ratio = elapsed_ms / self._base(shape)
@@ -130,7 +139,8 @@ class CostModel:
         return value
 
     def fit(self, samples: Sequence[tuple[StepShape, float]]) -> None:
-        """Least squares of relative errors over measured steps, no coefficient negative; forgets corrections.
+        """Least squares of relative errors over measured steps, late ones left out, no coefficient negative; forgets
+        corrections.
 
         A coefficient on which the samples say nothing keeps its value, scaled as the others moved.
         """
@@ -142,10 +152,16 @@ class CostModel:
         prior = np.array([getattr(self.coefficients, name) for name in _FITTED])
         scale = float(np.median(times / np.maximum(features @ prior, 1e-9)))
         prior = np.maximum(prior * scale, 1e-12)
-        # In units of the prior: one weak equation a coefficient holds what the samples leave open.
-        weighted = np.vstack([features * prior / times[:, None], 1e-2 * np.eye(len(prior))])
-        solution = _solve_non_negative(weighted, np.concatenate([np.ones(len(times)), np.full(len(prior), 1e-2)]))
-        self.coefficients = replace(self.coefficients, **dict(zip(_FITTED, (solution * prior).tolist(), strict=True)))
+        kept = np.ones(len(times), bool)
+        for _ in range(_FIT_ROUNDS):
+            # In units of the prior: one weak equation a coefficient holds what the samples leave open.
+            weighted = np.vstack([features[kept] * prior / times[kept, None], _PRIOR_WEIGHT * np.eye(len(prior))])
+            wanted = np.concatenate([np.ones(int(kept.sum())), np.full(len(prior), _PRIOR_WEIGHT)])
+            solution = _solve_non_negative(weighted, wanted) * prior
+            # Whatever disturbs a step makes it longer.
+            late = times / np.maximum(features @ solution, 1e-9)
+            kept = late < max(_LATE_RATIO, float(np.quantile(late, 0.5)))
+        self.coefficients = replace(self.coefficients, **dict(zip(_FITTED, solution.tolist(), strict=True)))
         self._corrections.clear()
         self._strays.clear()
         self._ratios.clear()

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Literal
 
 from twinpath.config import SchedulerConfig
+from twinpath.scheduler.cost import CPU_PRIOR, CUDA_PRIOR, CostModel, StepShape
+from twinpath.scheduler.lanes import LaneSettings
 from twinpath.scheduler.scheduler import SchedulerLimits
 from twinpath.types import EngineInfo
 
 #: Default tokens per step. CPU: small, so that a newcomer's first token and a cancellation wait little.
 _DEFAULT_STEP_TOKENS = {"cpu": 256, "cuda": 8192}
+#: Uncached tokens of half a second or more of prefill.
+_DEFAULT_FLEX_THRESHOLD = {"cpu": 512, "cuda": 2048}
+#: Longest step while no stream waits for a token.
+_IDLE_STEP_MS = {"cpu": 50.0, "cuda": 20.0}
 
 
 def resolve_step_tokens(config: SchedulerConfig, device: Literal["cpu", "cuda"], window_tokens: int) -> int:
@@ -27,4 +33,31 @@ def resolve_limits(config: SchedulerConfig, info: EngineInfo) -> SchedulerLimits
         max_num_seqs=min(config.max_num_seqs, info.max_slots, num_tokens),
         max_num_batched_tokens=num_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
+        lanes=resolve_lanes(config, info) if config.lanes == "on" and config.enable_chunked_prefill else None,
     )
+
+
+def resolve_lanes(config: SchedulerConfig, info: EngineInfo) -> LaneSettings:
+    """What the lanes promise on this device."""
+    threshold = config.flex_threshold
+    return LaneSettings(
+        flex_threshold_tokens=_DEFAULT_FLEX_THRESHOLD[info.device] if threshold is None else threshold,
+        itl_budget=config.itl_budget,
+        itl_budget_ms=config.itl_budget_ms,
+        idle_step_ms=_IDLE_STEP_MS[info.device],
+    )
+
+
+def first_cost_model(info: EngineInfo) -> CostModel:
+    """What is assumed of a device before it is measured."""
+    return CostModel(CUDA_PRIOR if info.device == "cuda" else CPU_PRIOR)
+
+
+def describe_lanes(limits: SchedulerLimits, cost: CostModel) -> str:
+    """One line for the start table."""
+    if limits.lanes is None:
+        return "off"
+    decode_ms = cost.predict(StepShape(1, 1, num_sampled=1))
+    num_rows = limits.max_num_batched_tokens
+    rate = num_rows / cost.predict(StepShape(num_prefill=num_rows, prefill_context=num_rows * num_rows // 2)) * 1e3
+    return f"on: decode step {decode_ms:.1f} ms, prefill {rate:,.0f} tokens/s"

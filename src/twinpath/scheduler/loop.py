@@ -11,8 +11,9 @@ from twinpath.contracts import Engine
 from twinpath.errors import EngineError
 from twinpath.ipc import Channel, ChannelClosed, FrameError
 from twinpath.ipc.messages import Cancel, Drain, Events, Gauges, Heartbeat, Submit, ToEngine
+from twinpath.scheduler.calibration import calibrate, warm_up_request
 from twinpath.scheduler.scheduler import Scheduler
-from twinpath.types import ErrorEvent, Event, Request, SamplingParams, TokensEvent
+from twinpath.types import ErrorEvent, Event, Request
 
 #: Idle this long: garbage is collected now, when nobody waits for a token.
 _COLLECT_AFTER_IDLE_S = 0.05
@@ -51,23 +52,27 @@ class EngineLoop:
                 self._turn()
 
     def warm_up(self) -> None:
-        """One real request through the same plan, submit, poll and commit, before anybody waits.
+        """Real requests through the same plan, submit, poll and commit, before anybody waits: one to see that the
+        engine works, and with lanes a few that show what steps cost.
 
         Raises: EngineError when it fails: an engine that cannot say one token is not ready.
         """
         num_prompt = max(1, min(_WARM_UP_TOKENS, self._scheduler.window_tokens - 2))
-        sampling = SamplingParams(max_tokens=2, temperature=0.0)
-        request = Request(
-            request_id="warm-up", prompt_ids=[0] * num_prompt, sampling=sampling, cache_salt="twinpath warm-up"
-        )
-        events = self._scheduler.add(request)
-        while not events or isinstance(events[-1], TokensEvent):
+        self._answer([warm_up_request(0, num_prompt, 2)])
+        if self._scheduler.limits.lanes is not None:
+            calibrate(self._scheduler, self._answer)
+        self._scheduler.forget_prefixes()
+
+    def _answer(self, requests: list[Request]) -> None:
+        """Run requests to their end, before the inbox is read."""
+        events = [event for request in requests for event in self._scheduler.add(request)]
+        while self._scheduler.num_running or self._scheduler.num_waiting:
             self._fill_engine()
             result = self._engine.poll()
-            events = self._scheduler.commit(result) if result else []
-        if isinstance(events[-1], ErrorEvent):
-            raise EngineError(f"the first forward failed: {events[-1].message}")
-        self._scheduler.forget_prefixes()
+            events += self._scheduler.commit(result) if result else []
+        for event in events:
+            if isinstance(event, ErrorEvent):
+                raise EngineError(f"the first forward failed: {event.message}")
 
     def heartbeat(self) -> Heartbeat:
         """What the watchdog wants to know; called from the heartbeat thread."""

@@ -80,6 +80,8 @@ class Scheduler:
         self._residency = Residency(info, self.window_tokens, limits.enable_prefix_caching)
         self._roster = Roster(self.policy, self._residency, self._clock, self.max_running)
         self._num_replans = 0
+        #: Plan as without lanes, to measure steps of a given shape.
+        self.lanes_paused = False
         self._planner: LanePlanner | None = None
         #: Promises of first tokens and their outcomes; None without lanes.
         self.forecast: Forecast | None = None
@@ -128,7 +130,7 @@ class Scheduler:
             return [FinishEvent(sequence.request_id, FinishReason.LENGTH, sequence.usage)]
         self._next_order += 1
         sequence.arrival_s = sequence.arrival_s or self._clock()
-        if self._planner is None or self.forecast is None:
+        if self._planner is None or self.forecast is None or self.lanes_paused:
             self._roster.add(sequence)
             return []
         num_cached = self._residency.num_cached(sequence)
@@ -186,7 +188,7 @@ class Scheduler:
         """
         if self._outstanding and self._outstanding[0].void:
             return None  # A new plan behind void ones could be taken for one that builds on them.
-        if self._planner is not None:
+        if self._planner is not None and not self.lanes_paused:
             return self._plan_lanes(self._planner, max_repeat)
         rows: list[Row] = []
         budget = self.limits.max_num_batched_tokens
