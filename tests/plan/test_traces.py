@@ -191,3 +191,30 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
         load_workload(str(tmp_path / "binary"), TraceSettings(), CLASSES)
     with pytest.raises(UserError, match="above zero"):
         load_workload("mix", TraceSettings(load=0.0), CLASSES)
+
+
+def test_classes_with_one_bound_share_its_requests() -> None:
+    classes = (
+        SloClass("short", 100, 10, max_new_tokens=1000, share=0.75),
+        SloClass("patient", 900, 90, max_new_tokens=1000, share=0.25),
+        SloClass("long", 1000, 20),
+    )
+    settings = TraceSettings(num_requests=2000)
+    names = [arrival.slo.name for arrival in load_workload("mix", settings, classes).arrivals]
+    num_short, num_patient = names.count("short"), names.count("patient")
+    assert abs(num_patient / (num_short + num_patient) - 0.25) < 4 * (0.25 * 0.75 / 1900) ** 0.5
+    plain = load_workload("mix", settings, CLASSES).arrivals
+    assert [a.at_s for a in plain] == [a.at_s for a in load_workload("mix", settings, classes).arrivals]
+    assert [name == "long" for name in names] == [a.slo.name == "long" for a in plain]
+
+
+def test_a_session_has_one_patience(tmp_path: Path) -> None:
+    rows = [claude_row(f"s{s}", i, 640 + 64 * i, 6, [[1, 10 + i]]) for s in range(40) for i in range(3)]
+    path = write_lines(tmp_path / "sessions.jsonl", rows)
+    classes = (SloClass("a", 100, 10, share=0.5), SloClass("b", 900, 90, share=0.5))
+    workload = load_workload(str(path), TraceSettings(num_requests=120), classes)
+    by_session = {
+        a.session: {b.slo.name for b in workload.arrivals if b.session == a.session} for a in workload.arrivals
+    }
+    assert all(len(names) == 1 for names in by_session.values())
+    assert set.union(*by_session.values()) == {"a", "b"}

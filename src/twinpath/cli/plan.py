@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def run_simulate(arguments: SimulateArguments, as_json: bool) -> int:
         rows = [{"seed": seed, **to_plain(report)} for seed, report in reports]
         print(json.dumps({"runs": rows, "differences": [to_plain(item) for item in differences]}, indent=2))
     else:
-        console = Console(highlight=False)
+        # A pipe has no width that a table could be cut to.
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
         for note in reports[0][1].notes:
             console.print(f"note: {note}")
         console.print(table_of(reports))
@@ -92,7 +94,7 @@ def choose_machine(name: str, cost: Path | None) -> Machine:
         return machine.with_cost(CostModel.from_dict(json.loads(cost.read_bytes())).coefficients)
     except OSError as error:
         raise UserError(f"--cost: cannot read {cost}: {error.strerror}") from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, KeyError):
         names = ", ".join(asdict(machine.cost))
         raise UserError(f"--cost: {cost} must hold a JSON object of milliseconds with {names}") from None
 

@@ -12,7 +12,10 @@ from twinpath.plan.tokens import FILLER_BASE, Blocks, TokenStream, num_blocks, n
 
 @dataclass(frozen=True, slots=True)
 class SloClass:
-    """A service class. `max_new_tokens`: prompts with at most so many tokens not seen before belong to it."""
+    """A service class. `max_new_tokens`: prompts with at most so many tokens not seen before belong to it.
+
+    Several classes with the same bound share its requests (of a trace of sessions: its sessions) by `share`, at random.
+    """
 
     name: str
     ttft_ms: float
@@ -21,6 +24,7 @@ class SloClass:
     weight: float = 1.0
     #: Lower goes first; only the policy `priority` looks at it.
     priority: int = 0
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,9 @@ class _Builder:
         self._settings = settings
         self._classes = classes
         self._random = Random(f"{trace.name} {settings.seed}")
+        #: Of its own, so that classes do not change who comes when.
+        self._class_random = Random(f"classes {trace.name} {settings.seed}")
+        self._draw = 0.0
 
     def add_window(self) -> None:
         """A stretch of the trace that begins at a random row; past its end the trace starts again, sharing nothing."""
@@ -188,9 +195,23 @@ class _Builder:
             self.num_cut += 1
         num_new = max(1, num_prompt - int(num_known * settings.token_scale))
         stream = TokenStream(blocks, self._trace.block_tokens * settings.token_scale, FILLER_BASE + index)
-        slo = next((slo for slo in self._classes if num_new <= slo.max_new_tokens), self._classes[-1])
+        if after < 0:
+            self._draw = self._class_random.random()
+        slo = _choose_class(self._classes, num_new, self._draw)
         session = f"{salt}{turn.session}" if turn.session else ""
         self.arrivals.append(Arrival(index, at_s, after, stream, num_prompt, num_output, slo, session, salt, num_new))
+
+
+def _choose_class(classes: tuple[SloClass, ...], num_new: int, draw: float) -> SloClass:
+    """`classes` in order of their bounds; `draw` in [0, 1) chooses among those that share one."""
+    bound = next((slo.max_new_tokens for slo in classes if num_new <= slo.max_new_tokens), classes[-1].max_new_tokens)
+    sharing = [slo for slo in classes if slo.max_new_tokens == bound]
+    left = draw * sum(slo.share for slo in sharing)
+    for slo in sharing:
+        left -= slo.share
+        if left < 0:
+            return slo
+    return sharing[-1]
 
 
 def _same_session(turns: list[Turn], index: int) -> bool:
