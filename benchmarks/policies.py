@@ -1,8 +1,8 @@
 """Queue policies on the same arrivals, in simulation: `python -m benchmarks.policies TRACE ... --out FILE`.
 
 For every trace the load is searched at which EDF, over all seeds, lets 70-90 % of the requests meet their targets; then
-every policy runs on the same seeds at that load. Differences to EDF are paired by request, with bootstrap intervals over seeds and
-blocks of arrivals. See docs/simulator.md for what the numbers mean.
+every policy runs on the same seeds at that load. Differences to EDF are paired by request, with bootstrap intervals
+over seeds and blocks of arrivals. See docs/simulator.md for what the numbers mean.
 """
 
 from __future__ import annotations
