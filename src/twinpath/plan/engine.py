@@ -83,11 +83,7 @@ class SimulatedEngine:
         if self._next is None or self._queue:
             return 1
         shape, most = self._next
-        time_s, count = self._clock.now_s, 0
-        while count < most and (time_s < self.until_s or not count):
-            time_s += self._peek(shape, count) / 1e3
-            count += 1
-        return max(count, 1)
+        return self._fit(shape, most, self._clock.now_s)[0]
 
     def poll(self, timeout_s: float | None = None) -> StepResult | None:
         if not self._queue:
@@ -100,7 +96,9 @@ class SimulatedEngine:
             self._covered[init.slot] = arrival.stream.num_covered
         shape = shape_of(plan, self.info.num_layers)
         begin_s = self._free_at_s
-        repeats = self._run(shape, plan.repeat, self._steps_left(plan))
+        repeats, self._free_at_s = self._fit(shape, min(plan.repeat, self._steps_left(plan)), begin_s)
+        del self._noises[:repeats]
+        self._ahead_of = None
         elapsed_s = self._free_at_s - begin_s
         self.busy_s += elapsed_s
         self.num_steps += repeats
@@ -119,28 +117,26 @@ class SimulatedEngine:
 
     def close(self) -> None: ...
 
-    def _run(self, shape: StepShape, repeat: int, steps_left: int) -> int:
-        """Moves `_free_at_s`; how many steps ran."""
-        count = 0
-        while count < min(repeat, steps_left) and (self._free_at_s < self.until_s or not count):
-            self._free_at_s += self._peek(shape, count) / 1e3
-            count += 1
-        del self._noises[:count]
-        self._ahead_of = None
-        return count
-
-    def _peek(self, shape: StepShape, count: int) -> float:
-        """Milliseconds of step `count` from now, in which each decode row attends to `count` more tokens."""
+    def _fit(self, shape: StepShape, most: int, time_s: float) -> tuple[int, float]:
+        """Steps from `time_s` on until `until_s` is past, at least 1 and at most `most`; and when the last ends."""
         if shape != self._ahead_of:
             self._ahead_of = shape
             self._times.clear()
-        while len(self._times) <= count:
-            grown = len(self._times)
-            if grown == len(self._noises):
-                self._noises.append(self._noise())
-            step = shape if not grown else _grown(shape, grown)
-            self._times.append(self._step_ms(step) * self._noises[grown])
-        return self._times[count]
+        times, until_s, count = self._times, self.until_s, 0
+        while True:
+            if count == len(times):
+                self._add_time(shape)
+            time_s += times[count] / 1e3
+            count += 1
+            if count >= most or time_s >= until_s:
+                return count, time_s
+
+    def _add_time(self, shape: StepShape) -> None:
+        """Of one more step ahead; each decode row then attends to one more token."""
+        count = len(self._times)
+        if count == len(self._noises):
+            self._noises.append(self._noise())
+        self._times.append(self._step_ms(_grown(shape, count) if count else shape) * self._noises[count])
 
     def _steps_left(self, plan: StepPlan) -> int:
         """Until the first answer of a decode plan ends; 1 for any other plan."""
