@@ -137,7 +137,7 @@ SETTINGS: tuple[Setting, ...] = (
         "dtype", "engine", "dtype", "Arithmetic of the reference engine.", type=Dtype, default="auto", panel="Engine"
     ),
     Setting("threads", "engine", "threads", "Compute threads; unset: chosen from the cores.", panel="Engine"),
-    Setting("isa", "engine", "isa", "Kernel set: auto, avx512vnni, avx2, neon, portable.", panel="Engine"),
+    Setting("isa", "engine", "isa", "Kernel set: auto, avx512vnni, avxvnni, avx2, neon, portable.", panel="Engine"),
     Setting(
         "activation_bits",
         "engine",
