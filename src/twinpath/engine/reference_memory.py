@@ -88,11 +88,10 @@ def default_num_pages(spec: ModelSpec, options: ReferenceOptions, max_model_len:
 def describe_memory(spec: ModelSpec, options: ReferenceOptions, num_pages: int) -> dict[str, str]:
     """Lines for the start-up table."""
     pool_mb = num_pages * page_bytes(spec, options) / 1e6
-    num_tokens = num_pages * options.page_size
     facts = {
         "device": options.device if options.device == "cpu" else torch.cuda.get_device_name(),
         "dtype": options.dtype,
-        "kv pool": f"{num_tokens} tokens in {num_pages} pages of {options.page_size}, {pool_mb:.0f} MB",
+        "KV memory": f"{pool_mb:,.0f} MB" + (", touched as used" if options.device == "cpu" else ""),
     }
     if options.device == "cuda":
         free, total = torch.cuda.mem_get_info()
