@@ -27,6 +27,19 @@ inline V vexp(V x) {
     return vscale2(p, n);
 }
 
+// exp(x) for x <= 0, relative error 1e-7 plus the rounding of x log2 e; below -87 it stays at 2^-126, callers mask what must be zero.
+// 2^f on [-1/2, 1/2]: least relative error of degree 5 with 2^0 = 1 exactly.
+inline V vexp_softmax(V x) {
+    x = vmax(vmul(x, vset(1.44269504f)), vset(-126.0f));
+    const V n = vround(x), f = vsub(x, n);
+    V p = vset(1.3264726899e-3f);
+    p = vfma(p, f, vset(9.6715126606e-3f));
+    p = vfma(p, f, vset(5.5507337442e-2f));
+    p = vfma(p, f, vset(2.4022242085e-1f));
+    p = vfma(p, f, vset(6.9314697760e-1f));
+    return vscale2(vfma(p, f, vset(1.0f)), n);
+}
+
 void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
     V s0 = vzero(), s1 = vzero();
     int i = 0;
@@ -221,16 +234,31 @@ inline const uint16_t* value_row(const AttendTask& t, int position) {
     return t.pool + page * t.page_stride + static_cast<int64_t>(t.page_size + position % t.page_size) * t.head_dim;
 }
 
+// How many key tiles or value registers R rows take at once, and how many rows the next smaller tile has.
+constexpr int in_flight(int rows, int limit) { return kAttendSums / rows < 1 ? 1 : kAttendSums / rows < limit ? kAttendSums / rows : limit; }
+constexpr int fewer_rows(int rows) { return rows > 6 ? 6 : rows - 1; }
+
+// Keys and values lie in runs of a few KB, too short for the hardware's prefetcher: the first rows fetch ahead for all.
+inline void fetch(const uint16_t* p) { __builtin_prefetch(p, 0, 2); }
+
 // Scores of R rows against K tiles of 16 keys: one chain over the head's dimensions per score.
-template <int R, int K>
-inline void score_tiles(const AttendTask& t, int row, int position, float* scores) {
+template <int R, int K, bool kFetch>
+inline void score_tiles(const AttendTask& t, int row, int position, int end, float* scores) {
     const uint16_t* key[K];
-    for (int k = 0; k < K; ++k) key[k] = key_tile(t, position + k * kKeyTile);
+    const uint16_t* ahead[K];
+    for (int k = 0; k < K; ++k) {
+        key[k] = key_tile(t, position + k * kKeyTile);
+        const int next = position + (K + k) * kKeyTile;
+        ahead[k] = kFetch && next < end ? key_tile(t, next) : key[k];
+    }
     const float* q[R];
     for (int r = 0; r < R; ++r) q[r] = t.rows[row + r].q;
     V acc[R][K];
     for (int r = 0; r < R; ++r) for (int k = 0; k < K; ++k) acc[r][k] = vzero();
     for (int d = 0; d < t.head_dim; ++d) {
+        if (kFetch && d % 2 == 0) {
+            for (int k = 0; k < K; ++k) fetch(ahead[k] + d * kKeyTile);
+        }
         V x[K];
         for (int k = 0; k < K; ++k) x[k] = vload_f16(key[k] + d * kKeyTile);
         for (int r = 0; r < R; ++r) {
@@ -243,26 +271,44 @@ inline void score_tiles(const AttendTask& t, int row, int position, float* score
     }
 }
 
-template <int R>
+template <int R, bool kFetch>
 inline void score_rows(const AttendTask& t, int row, int begin, int end, float* scores) {
+    constexpr int K = in_flight(R, kAttendKeys);
     int p = begin;
-    for (; p + kAttendKeys * kKeyTile <= end; p += kAttendKeys * kKeyTile) score_tiles<R, kAttendKeys>(t, row, p, scores);
-    for (; p < end; p += kKeyTile) score_tiles<R, 1>(t, row, p, scores);
+    for (; p + K * kKeyTile <= end; p += K * kKeyTile) score_tiles<R, K, kFetch>(t, row, p, end, scores);
+    for (; p < end; p += kKeyTile) score_tiles<R, 1, false>(t, row, p, end, scores);
+}
+
+// All rows from `row` on: as many tiles of R rows as there are, then of fewer.
+template <int R>
+void score_all(const AttendTask& t, int row, int begin, int end, float* scores) {
+    for (; row + R <= t.num_rows; row += R) {
+        if (row == 0) score_rows<R, true>(t, row, begin, end, scores);
+        else score_rows<R, false>(t, row, begin, end, scores);
+    }
+    if constexpr (R > 1) {
+        if (row < t.num_rows) score_all<fewer_rows(R)>(t, row, begin, end, scores);
+    }
 }
 
 // out[row][dims] = sum over positions, ascending, of weight * value.
-template <int R, int D>
+template <int R, int D, bool kFetch>
 inline void weigh_values(const AttendTask& t, int row, int dim, int begin, int end, const float* weights, float* out) {
     V acc[R][D];
     for (int r = 0; r < R; ++r) for (int d = 0; d < D; ++d) acc[r][d] = vzero();
     for (int p = begin; p < end;) {
         const uint16_t* v = value_row(t, p) + dim;
         const int stop = least(end, (p / t.page_size + 1) * t.page_size);
-        for (; p < stop; ++p, v += t.head_dim) {
+        const uint16_t* ahead = kFetch && stop < end ? value_row(t, stop) + dim : v;
+        const float* weight = weights + row * kSpan + p % kSpan;
+        for (; p < stop; ++p, ++weight, v += t.head_dim, ahead += t.head_dim) {
+            if (kFetch) {
+                for (int d = 0; d < D; d += 2) fetch(ahead + d * 16);
+            }
             V x[D];
             for (int d = 0; d < D; ++d) x[d] = vload_f16(v + d * 16);
             for (int r = 0; r < R; ++r) {
-                const V w = vset(weights[(row + r) * kSpan + p % kSpan]);
+                const V w = vset(weight[r * kSpan]);
                 for (int d = 0; d < D; ++d) acc[r][d] = vfma(w, x[d], acc[r][d]);
             }
         }
@@ -272,28 +318,42 @@ inline void weigh_values(const AttendTask& t, int row, int dim, int begin, int e
     }
 }
 
-template <int R>
+template <int R, bool kFetch>
 inline void weigh_rows(const AttendTask& t, int row, int begin, int end, const float* weights, float* out) {
+    constexpr int D = in_flight(R, kAttendDims);
     int d = 0;
-    for (; d + kAttendDims * 16 <= t.head_dim; d += kAttendDims * 16) weigh_values<R, kAttendDims>(t, row, d, begin, end, weights, out);
-    for (; d < t.head_dim; d += 16) weigh_values<R, 1>(t, row, d, begin, end, weights, out);
+    for (; d + D * 16 <= t.head_dim; d += D * 16) weigh_values<R, D, kFetch>(t, row, d, begin, end, weights, out);
+    for (; d < t.head_dim; d += 16) weigh_values<R, 1, kFetch>(t, row, d, begin, end, weights, out);
+}
+
+template <int R>
+void weigh_all(const AttendTask& t, int row, int begin, int end, const float* weights, float* out) {
+    for (; row + R <= t.num_rows; row += R) {
+        if (row == 0) weigh_rows<R, true>(t, row, begin, end, weights, out);
+        else weigh_rows<R, false>(t, row, begin, end, weights, out);
+    }
+    if constexpr (R > 1) {
+        if (row < t.num_rows) weigh_all<fewer_rows(R)>(t, row, begin, end, weights, out);
+    }
 }
 
 // Scores -> unnormalised weights of one row over [begin, end) of the span.
 inline SpanPartial soften(const QueryRow& row, int begin, int end, float* scores) {
     const int base = begin / kSpan * kSpan;
     const V low = vset(-__builtin_inff());
+    // Only the tiles at the ends of what the row sees need a mask.
+    const auto whole = [&row](int p) { return p >= row.first && p + kKeyTile <= row.last + 1; };
     V top = low;
     for (int p = begin; p < end; p += kKeyTile) {
-        const V s = vkeep(vload(scores + p - base), low, row.first - p, row.last + 1 - p);
-        vstore(scores + p - base, s);
-        top = vmax(top, s);
+        const V s = vload(scores + p - base);
+        top = vmax(top, whole(p) ? s : vkeep(s, low, row.first - p, row.last + 1 - p));
     }
     const float maximum = vtop(top);
+    const V shift = vset(maximum);
     V sum = vzero();
     for (int p = begin; p < end; p += kKeyTile) {
-        const V e = vexp(vsub(vload(scores + p - base), vset(maximum)));
-        const V w = vkeep(e, vzero(), row.first - p, row.last + 1 - p);
+        V w = vexp_softmax(vsub(vload(scores + p - base), shift));
+        if (!whole(p)) w = vkeep(w, vzero(), row.first - p, row.last + 1 - p);
         vstore(scores + p - base, w);
         sum = vadd(sum, w);
     }
@@ -310,11 +370,8 @@ void attend_span(const AttendTask& t, int span, SpanPartial* partials, float* va
     const int begin = most(first, span * kSpan) / kKeyTile * kKeyTile;
     const int end = least(last + 1, (span + 1) * kSpan);
     const int rounded = (end + kKeyTile - 1) / kKeyTile * kKeyTile;
-    int r = 0;
-    for (; r + kAttendRows <= t.num_rows; r += kAttendRows) score_rows<kAttendRows>(t, r, begin, rounded, scores);
-    for (; r + 3 <= t.num_rows; r += 3) score_rows<3>(t, r, begin, rounded, scores);
-    for (; r < t.num_rows; ++r) score_rows<1>(t, r, begin, rounded, scores);
-    for (r = 0; r < t.num_rows; ++r) {
+    score_all<kAttendRows>(t, 0, begin, rounded, scores);
+    for (int r = 0; r < t.num_rows; ++r) {
         const QueryRow& row = t.rows[r];
         if (row.last < begin || row.first >= end) {  // sees nothing of this span
             partials[r] = {0.0f, 0.0f};
@@ -323,10 +380,7 @@ void attend_span(const AttendTask& t, int span, SpanPartial* partials, float* va
             partials[r] = soften(row, begin, rounded, scores + r * kSpan);
         }
     }
-    r = 0;
-    for (; r + kAttendRows <= t.num_rows; r += kAttendRows) weigh_rows<kAttendRows>(t, r, begin, end, scores, values);
-    for (; r + 3 <= t.num_rows; r += 3) weigh_rows<3>(t, r, begin, end, scores, values);
-    for (; r < t.num_rows; ++r) weigh_rows<1>(t, r, begin, end, scores, values);
+    weigh_all<kAttendRows>(t, 0, begin, end, scores, values);
 }
 
 void merge_span(SpanPartial* state, float* values, const SpanPartial& next, const float* next_values, int head_dim) {
