@@ -13,15 +13,15 @@ import pytest
 
 from e2e.served import serving, write_script
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Warm-up, then what is measured.
-NUM_WARM, NUM_REQUESTS = 3_000, 4_500
+NUM_WARM, NUM_REQUESTS = 1_500, 3_000
 NUM_WORKERS = 16
 #: One request's exchange is about 3 KB: a server that kept them would be far above this.
-MAX_BYTES_PER_REQUEST = 400
+MAX_BYTES_PER_REQUEST = 600
 #: Garbage waits for a quiet moment, a second without a request: memory is the least seen within this time.
-SETTLE_S = 6.0
+SETTLE_S = 5.0
 
 
 def body(number: int) -> bytes:
