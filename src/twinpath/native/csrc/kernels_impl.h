@@ -150,10 +150,9 @@ inline void gemm_tokens(const Matrix& w, int group_begin, int num_groups, const 
                         bool add_to) {
     int g = 0;
     if constexpr (format_info(F).code_bits == 0) {
-        constexpr int kTokens = T < TP_DENSE_TILES ? T : TP_DENSE_TILES;
+        constexpr int kTokens = T <= TP_DENSE_TILES ? T : T % TP_DENSE_TILES ? 1 : TP_DENSE_TILES;
         constexpr int kWide = T == 1 ? 4 : T <= 4 ? 2 : 1;
         constexpr int G = kWide * kTokens <= TP_DENSE_TILES ? kWide : TP_DENSE_TILES / kTokens;
-        static_assert(T % kTokens == 0, "tokens go in whole tiles");
         for (; g + G <= num_groups; g += G) {
             for (int t = 0; t < T; t += kTokens) {
                 dense_tile<F, kTokens, G>(w, group_begin + g, x, token + t, y + t * y_stride + g * kGroup, y_stride, add_to);
@@ -174,19 +173,22 @@ inline void gemm_tokens(const Matrix& w, int group_begin, int num_groups, const 
     }
 }
 
+constexpr int smaller_tile(int tokens) { return tokens > 4 ? tokens - 2 : tokens - 1; }  // 8, 6, 4, 3, 2, 1
+
+template <Format F, int kBits, int T>
+void gemm_tiles(const Matrix& w, int group_begin, int num_groups, const Acts& x, int token, int num_tokens, float* y,
+                int64_t y_stride, bool add_to) {
+    for (; num_tokens >= T; num_tokens -= T, token += T, y += T * y_stride)
+        gemm_tokens<F, kBits, T>(w, group_begin, num_groups, x, token, y, y_stride, add_to);
+    if constexpr (T > 1) {
+        if (num_tokens) gemm_tiles<F, kBits, smaller_tile(T)>(w, group_begin, num_groups, x, token, num_tokens, y, y_stride, add_to);
+    }
+}
+
 template <Format F, int kBits>
 void gemm_format(const Matrix& w, int group_begin, int num_groups, const Acts& x, int token, int num_tokens, float* y,
                  int64_t y_stride, bool add_to) {
-    if constexpr (kMaxTokenTile >= 8) {
-        for (; num_tokens >= 8; num_tokens -= 8, token += 8, y += 8 * y_stride)
-            gemm_tokens<F, kBits, 8>(w, group_begin, num_groups, x, token, y, y_stride, add_to);
-    }
-    for (; num_tokens >= 4; num_tokens -= 4, token += 4, y += 4 * y_stride)
-        gemm_tokens<F, kBits, 4>(w, group_begin, num_groups, x, token, y, y_stride, add_to);
-    for (; num_tokens >= 2; num_tokens -= 2, token += 2, y += 2 * y_stride)
-        gemm_tokens<F, kBits, 2>(w, group_begin, num_groups, x, token, y, y_stride, add_to);
-    for (; num_tokens >= 1; num_tokens -= 1, token += 1, y += y_stride)
-        gemm_tokens<F, kBits, 1>(w, group_begin, num_groups, x, token, y, y_stride, add_to);
+    gemm_tiles<F, kBits, kMaxTokenTile>(w, group_begin, num_groups, x, token, num_tokens, y, y_stride, add_to);
 }
 
 template <int kBits>
