@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import subprocess
 import sys
 import tempfile
@@ -95,7 +96,9 @@ def run_piece(name: str, settings: Settings, args: argparse.Namespace, versions:
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     isa = "" if settings.isa == "auto" else f"-{settings.isa}"
     path = args.out / f"{day}-{name}-{settings.format_name.lower()}{isa}.json"
-    facts = {"model": settings.model.name, "rounds": settings.rounds, "result": result}
+    # Servers read these too, so a result without them could not be repeated.
+    variables = {name: value for name, value in os.environ.items() if name.startswith("TWINPATH_")}
+    facts = {"model": settings.model.name, "rounds": settings.rounds, "environment": variables, "result": result}
     path.write_bytes(result_document(name, command(name, settings, args), versions, facts))
     return f"{settings.model.name}\n{render(table(result))}\n"
 
