@@ -6,7 +6,7 @@ May import: model (file readers), errors. Never: engine, scheduler, api.
 """
 
 from twinpath.text.load import load_text
-from twinpath.text.stop import StopMatcher
+from twinpath.text.stop import StopMatcher, StopSet
 from twinpath.text.text_model import TextModel
 
-__all__ = ["StopMatcher", "TextModel", "load_text"]
+__all__ = ["StopMatcher", "StopSet", "TextModel", "load_text"]

@@ -14,6 +14,9 @@ from twinpath.text.detokenizer import Detokenizer
 from twinpath.text.messages import TemplateTraits, normalize
 from twinpath.text.tokenizer import Segment, Tokenizer
 
+#: What templates get from the server and nobody else.
+_OWN_NAMES = frozenset({"messages", "tools", "range"})
+
 
 @dataclass(frozen=True)
 class TextModel:
@@ -79,8 +82,13 @@ class TextModel:
         if template is None or traits is None:
             reason = "this model has no chat template; use /v1/completions, or start the server with --chat-template"
             raise InvalidRequest(reason, param="messages")
+        if taken := next((name for name in template_kwargs or () if name in _OWN_NAMES), None):
+            raise InvalidRequest(f"'chat_template_kwargs' cannot set '{taken}'", param="chat_template_kwargs")
         given = (normalize(messages, traits), list(tools) if tools else None, dict(template_kwargs or {}))
-        mark = self._guard.choose_mark(*given)
-        safe_messages, safe_tools, variables = (self._guard.protect(value, mark) for value in given)
-        variables |= {"tools": safe_tools, "add_generation_prompt": add_generation_prompt}
+        try:
+            mark = self._guard.choose_mark(*given)
+            safe_messages, safe_tools, variables = (self._guard.protect(value, mark) for value in given)
+        except RecursionError:
+            raise InvalidRequest("the messages are nested too deeply", param="messages") from None
+        variables = {"add_generation_prompt": add_generation_prompt} | variables | {"tools": safe_tools}
         return self._guard.segments(template.render(safe_messages, **variables), mark)
