@@ -34,7 +34,7 @@ class ChatCompletions:
         fields = await door.read(scope, receive, _decoder)
         num_top, stops = logprobs_of(fields), stops_of(fields)
         async with door.watch(receive, send) as client:
-            prompt_ids = await door.prompts.chat(fields)
+            prompt_ids = await door.prompts.chat(fields, exchange.num_body_bytes)
             room = door.room_after(prompt_ids, "messages")
             sampling = door.sampling.params(fields, room=room, logprobs=num_top)
             turn = door.turn(Ask(scope, exchange, fields, stops), prompt_ids, sampling, request_id=new_id("chatcmpl"))

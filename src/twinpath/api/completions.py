@@ -35,7 +35,7 @@ class Completions:
         ask = Ask(scope, Exchange.of(scope), fields, stops_of(fields))
         call_id = new_id("cmpl")
         async with self._door.watch(receive, send) as client:
-            prompts = await self._door.prompts.completion(fields)
+            prompts = await self._door.prompts.completion(fields, ask.exchange.num_body_bytes)
             choices = [self._choice(ask, fields, f"{call_id}-{index}", ids) for index, ids in enumerate(prompts)]
             if fields.stream:
                 await self._stream(ask, client, call_id, choices)
