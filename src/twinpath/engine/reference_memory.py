@@ -24,7 +24,7 @@ class ReferenceOptions:
 
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Dtype = "float32"
-    page_size: int = 32
+    page_size: int = 16
     #: None: on CUDA what free memory allows, on CPU 16,384 tokens or the window, whichever is more.
     num_pages: int | None = None
     #: Share of the device's memory that weights, pages and activations may fill together.
