@@ -10,6 +10,7 @@ from twinpath.api.offload import Offload
 from twinpath.api.ports import TextModel
 from twinpath.api.schemas import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest
 from twinpath.errors import InvalidRequest
+from twinpath.text import check_can_fit
 
 
 class PromptEncoder:
@@ -45,6 +46,7 @@ class PromptEncoder:
 
     def _encode_prompt(self, prompt: str | list[Any]) -> list[int]:
         if isinstance(prompt, str):
+            check_can_fit(len(prompt), self._text.max_model_len, "prompt")
             return self._text.tokenizer.encode_prompt(prompt)
         return self._sampling.check_token_ids(prompt, "prompt")
 

@@ -11,6 +11,7 @@ from twinpath.errors import InvalidRequest
 from twinpath.text.chat_template import ChatTemplate
 from twinpath.text.control_text import ControlTextGuard
 from twinpath.text.detokenizer import Detokenizer
+from twinpath.text.length import check_can_fit
 from twinpath.text.messages import TemplateTraits, normalize
 from twinpath.text.tokenizer import Segment, Tokenizer
 
@@ -42,9 +43,11 @@ class TextModel:
     ) -> list[int]:
         """Prompt ids of a conversation. Control tokens come from the template only, never from a caller's string.
 
-        Raises: InvalidRequest with the template's text when it refuses the messages, or when there is no template.
+        Raises: InvalidRequest with the template's text when it refuses the messages, or when there is no template;
+        ContextOverflow when they cannot fit whatever their tokens are.
         """
         segments = self._render(messages, tools, add_generation_prompt, template_kwargs)
+        check_can_fit(sum(len(segment.text) for segment in segments), self.max_model_len, "messages")
         return self.tokenizer.encode_segments(segments)
 
     def render_chat(
