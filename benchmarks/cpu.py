@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import subprocess
 import sys
 import tempfile
@@ -80,7 +81,13 @@ def local_model(name: str) -> Path:
     return Path(answer.stdout.split()[-1])
 
 
-def run_piece(name: str, settings: Settings, out: Path, versions: dict[str, str]) -> str:
+def command(piece: str, settings: Settings, args: argparse.Namespace) -> list[str]:
+    """What repeats this piece elsewhere: its arguments without the folders of this machine."""
+    flags = {"--model": settings.model.name, "--rounds": args.rounds, "--threads": args.threads, "--isa": args.isa}
+    return ["python", "-m", "benchmarks", piece, *(str(part) for pair in flags.items() for part in pair)]
+
+
+def run_piece(name: str, settings: Settings, args: argparse.Namespace, versions: dict[str, str]) -> str:
     """Run one piece, keep its JSON, return its table."""
     measure, table, _ = PIECES[name]
     print(f"{name} on {settings.model.name} ...", file=sys.stderr, flush=True)
@@ -88,9 +95,11 @@ def run_piece(name: str, settings: Settings, out: Path, versions: dict[str, str]
     result: dict[str, Any] = uvloop.run(found) if inspect.iscoroutine(found) else found
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     isa = "" if settings.isa == "auto" else f"-{settings.isa}"
-    path = out / f"{day}-{name}-{settings.format_name.lower()}{isa}.json"
-    facts = {"model": settings.model.name, "rounds": settings.rounds, "result": result}
-    path.write_bytes(result_document(name, sys.orig_argv, versions, facts))
+    path = args.out / f"{day}-{name}-{settings.format_name.lower()}{isa}.json"
+    # Servers read these too, so a result without them could not be repeated.
+    variables = {name: value for name, value in os.environ.items() if name.startswith("TWINPATH_")}
+    facts = {"model": settings.model.name, "rounds": settings.rounds, "environment": variables, "result": result}
+    path.write_bytes(result_document(name, command(name, settings, args), versions, facts))
     return f"{settings.model.name}\n{render(table(result))}\n"
 
 
@@ -114,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             formats_dir=args.formats_dir.resolve(),
         )
         chosen = [settings, *(replace(settings, model=settings.form(name)) for name in args.formats.split(",") if name)]
-        tables = [run_piece(name, one, args.out, versions) for one in chosen for name in args.pieces or PIECES]
+        tables = [run_piece(name, one, args, versions) for one in chosen for name in args.pieces or PIECES]
     print("\n" + "\n".join(tables))
 
 

@@ -25,7 +25,7 @@ async def _measure(settings: Settings, threads: int, ids: list[int]) -> dict[str
     ttft, gap, mean, same = [], [], [], True
     flags = ("--threads", str(threads), "--isa", settings.isa)
     with (
-        settings.worker("twinpath", threads) as worker,
+        settings.worker("twinpath", threads, "--fresh-pages") as worker,
         twinpath_server(settings.model, settings.log_dir, *flags) as server,
     ):
         stream = Streams(server)

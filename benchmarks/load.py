@@ -84,7 +84,9 @@ def main() -> None:
     print(f"{summary.num_requests} requests, {summary.num_failed} failed {summary.errors or ''}; {tokens}")
     if args.out:
         body: dict[str, Any] = {"summary": summary, "records": records}
-        args.out.write_bytes(result_document("load", sys.orig_argv, {"twinpath": __version__}, body))
+        args.out.write_bytes(
+            result_document("load", ["python", "-m", "benchmarks.load", *sys.argv[1:]], {"twinpath": __version__}, body)
+        )
 
 
 if __name__ == "__main__":

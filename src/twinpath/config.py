@@ -47,7 +47,8 @@ class EngineConfig:
     isa: str = "auto"
     #: 16-bit activations answer as fp32 does; 8 is faster in prefill and changes answers (docs/decisions).
     activation_bits: Literal[8, 16] = 16
-    page_size: int = 32
+    #: Tokens per KV page. A cached prefix ends at a page border, so smaller pages recompute less of the last turn.
+    page_size: int = 16
     #: KV pool size; touched lazily. None: 16,384 tokens' worth or the window, whichever is more.
     kv_cache_mb: int | None = None
     #: Share of GPU memory for weights and KV (cuda only; `kv_cache_mb` wins over it).

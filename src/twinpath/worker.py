@@ -121,6 +121,7 @@ def _build_native(settings: WorkerSettings, report: Report) -> tuple[Engine, dic
     from twinpath.engine.cpu import CpuEngine, CpuOptions, kv_page_bytes
     from twinpath.model.files import files_at
     from twinpath.model.weights import load_weights, read_spec
+    from twinpath.native.cores import yield_to_waking_tasks
 
     config = settings.engine
     if config.device != "cpu":
@@ -145,6 +146,7 @@ def _build_native(settings: WorkerSettings, report: Report) -> tuple[Engine, dic
         max_slots=settings.scheduler.max_num_seqs,
         max_step_tokens=resolve_step_tokens(settings.scheduler, "cpu", window_tokens),
     )
+    yield_to_waking_tasks()  # Before the engine starts its threads.
     engine = CpuEngine(spec, load_weights(files, spec), options, report)
     return engine, engine.facts
 

@@ -123,6 +123,8 @@ def test_b1_15_temperatures_that_are_none(server: LiveServer, path: str, value: 
         ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": [1]}, "stop[0]"),
         ({"stop": ["x"] * 65}, "stop"),
+        ({"stop": "x" * 4097}, "stop"),
+        ({"stop": ["x" * 100] * 41}, "stop"),
         ({"stop_token_ids": [512]}, "stop_token_ids"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"n": 0}, "n"),

@@ -47,6 +47,18 @@ def test_the_last_prompt_that_fits_answers_with_one_token(small: LiveServer) -> 
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_text_that_can_never_fit_is_refused_before_it_is_encoded(streamed: bool) -> None:
+    """Encoding 30 MB takes seconds and gigabytes."""
+    text = "p" * (4 * 1024 * 1024)
+    with live_server(Setup()) as server:
+        for answer in (server.chat(text, stream=streamed), server.complete(text, stream=streamed)):
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["code"] == "context_length_exceeded"
+            assert "4096 tokens" in error["message"] and "at least 8192 tokens" in error["message"]
+
+
 def test_prompts_above_the_kv_pool_are_refused_at_once() -> None:
     shape = ScriptedShape(max_model_len=4096, num_pages=20, page_size=16)
     with live_server(Setup(shape=shape)) as server:

@@ -153,6 +153,43 @@ def test_prompts_short_and_long_are_rendered_alike(num_words: int) -> None:
         assert text == f"<|begin|><|user|>{content}<|end|><|assistant|>"
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "range"])
+def test_template_kwargs_cannot_replace_what_the_server_gives(name: str) -> None:
+    with live_server(Setup()) as server:
+        answer = server.chat("q", chat_template_kwargs={name: []})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("name", ["self", "source", "context", "template_kwargs", "", "a b"])
+def test_template_kwargs_may_have_any_other_name(name: str) -> None:
+    with live_server(Setup()) as server:
+        assert server.chat("q", chat_template_kwargs={name: "x"}).status_code == 200
+
+
+def test_template_kwargs_decide_on_the_generation_prompt() -> None:
+    with live_server(Setup(keep_plans=True)) as server:
+        message = [{"role": "user", "content": "q"}]
+        asked = rendered(server, message, chat_template_kwargs={"add_generation_prompt": False})
+        assert rendered(server, message) == asked + "<|assistant|>"
+
+
+def test_deep_nesting_is_a_400() -> None:
+    """Python refuses at about 1,000 frames, and the JSON decoder lets a little less than that pass."""
+    call = '{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": %s}}}]}'
+    with live_server(Setup()) as server:
+        for depth in (400, 700, 900, 980, 5000):
+            deep = "[" * depth + "]" * depth
+            bodies = (
+                f'{{"messages": [{{"role": "user", "content": "q"}}], "chat_template_kwargs": {{"x": {deep}}}}}',
+                f'{{"messages": [{{"role": "user", "content": "q"}}, {call % deep}]}}',
+            )
+            for body in bodies:
+                answer = server.post("/v1/chat/completions", body.encode())
+                assert answer.status_code == 200 or "nested too deeply" in answer.json()["error"]["message"]
+                assert answer.status_code in (200, 400)
+
+
 def test_template_kwargs_reach_the_template() -> None:
     template = "{{ '<|user|>' + messages[0].content + (' /think' if enable_thinking else '') }}"
     with live_server(Setup(chat_template=template, keep_plans=True)) as server:

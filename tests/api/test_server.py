@@ -256,6 +256,36 @@ def test_expect_continue_is_answered() -> None:
         assert b"HTTP/1.1 200" in read_all(raw)
 
 
+@pytest.mark.parametrize("num_pieces", [1, 3, 40])
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+def test_offers_of_another_protocol_are_declined_and_the_body_read(offer: str, num_pieces: int) -> None:
+    """The JDK's HTTP client offers h2c with its first request on a connection."""
+    body = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: {offer}\r\n"
+        f"http2-settings: AAMAAABkAAQAAP__\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    sent = head.encode() + body + last
+    with live_server(Setup()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        size = -(-len(sent) // num_pieces)
+        for start in range(0, len(sent), size):
+            raw.sendall(sent[start : start + size])
+        received = read_all(raw)
+        assert received.count(b"HTTP/1.1 200 OK") == 2
+        assert b"Paris is the capital." in received
+        assert received.endswith(b'{"status":"ok"}')
+
+
+def test_connect_is_refused() -> None:
+    with live_server(Setup()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
+        raw.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nhost: x\r\n\r\n")
+        received = read_all(raw)
+        assert received.startswith(b"HTTP/1.1 405")
+        assert b'"error"' in received
+
+
 def test_full_queues_are_429_with_retry_after() -> None:
     setup = Setup(default=ENDLESS, scheduler=SchedulerConfig(max_num_seqs=1, max_waiting=1))
     with live_server(setup) as server:

@@ -57,6 +57,10 @@ def test_scripted_model_needs_no_engine_choice() -> None:
         ({"activation_bits": 7}, "--activation-bits 7: must be one of 8, 16"),
         ({"gpu_memory_utilization": float("nan")}, "--gpu-memory-utilization nan: must be between"),
         ({"engine": "native", "device": "cuda"}, "--engine native runs on the CPU"),
+        ({"api_key": [""]}, "--api-key: the value is empty"),
+        ({"api_key": [" , ", ""]}, "--api-key: the value is empty"),
+        ({"max_model_len": 1}, "--max-model-len 1: must be between 2 and"),
+        ({"chat_template": "a\0b"}, "is no text file"),
         ({"chat_template": "/nowhere/template.jinja"}, "--chat-template /nowhere/template.jinja: No such file"),
     ],
 )

@@ -80,6 +80,10 @@ def test_two_names_of_one_setting_are_refused(tmp_path: Path) -> None:
         ("a.toml", "port = ", "not valid TOML"),
         ("a.json", "{", "not valid JSON"),
         ("a.json", "[1]", "must hold a table"),
+        ("a.json", '{"api_key": {"secret": 1}}', "api_key has a value of the wrong type (dict)"),
+        ("a.toml", "api_key = [1]", "api_key has a value of the wrong type (list)"),
+        ("a.toml", "threads = true", "threads has a value of the wrong type (bool)"),
+        ("a.toml", "port = 2026-01-01", "port has a value of the wrong type (date)"),
     ],
 )
 def test_wrong_file_is_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:

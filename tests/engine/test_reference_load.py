@@ -34,7 +34,7 @@ def info_of(model_path: Path, scheduler: dict[str, Any] | None = None, **setting
 
 def test_the_defaults_on_a_cpu(model_path: Path) -> None:
     info = info_of(model_path)
-    assert (info.device, info.depth, info.max_slots, info.page_size) == ("cpu", 1, 64, 32)
+    assert (info.device, info.depth, info.max_slots, info.page_size) == ("cpu", 1, 64, 16)
     assert info.max_model_len == 128
     assert info.max_step_tokens == 128
     assert info.num_pages * info.page_size == 16_384
@@ -42,8 +42,8 @@ def test_the_defaults_on_a_cpu(model_path: Path) -> None:
 
 
 def test_a_pool_size_in_megabytes(model_path: Path) -> None:
-    # 3 layers x (k + v) x 2 heads x 16 values x 4 bytes x 32 tokens = 24,576 bytes a page.
-    assert info_of(model_path, kv_cache_mb=1).num_pages == 1_000_000 // 24_576
+    # 3 layers x (k + v) x 2 heads x 16 values x 4 bytes x 16 tokens = 12,288 bytes a page.
+    assert info_of(model_path, kv_cache_mb=1).num_pages == 2**20 // 12_288
 
 
 def test_without_chunked_prefill_a_step_holds_the_whole_window(model_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_dtypes(device: Any, asked: Any, stored: WeightType, chosen: str) -> Non
     ("settings", "message"),
     [
         ({"max_model_len": 129}, "max_model_len 129 is beyond the model's window of 128"),
-        ({"kv_cache_mb": 0}, "kv_cache_mb 0 holds no page of 32 tokens"),
+        ({"kv_cache_mb": 0}, "kv_cache_mb 0 holds no page of 16 tokens"),
     ],
 )
 def test_settings_that_cannot_be(model_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -38,4 +38,5 @@ def test_the_start_table_names_the_pool() -> None:
     facts = describe_memory(SPECS["qwen3"], ReferenceOptions(page_size=16), num_pages=100)
     assert facts["device"] == "cpu"
     assert facts["dtype"] == "float32"
-    assert facts["kv pool"].startswith("1600 tokens in 100 pages of 16, ")
+    # 3 layers x (k + v) x 2 heads x 32 values x 1600 tokens x 4 bytes.
+    assert facts["KV memory"] == "2 MB, touched as used"

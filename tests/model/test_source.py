@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,21 @@ def test_a_path_wins_over_nothing_but_an_alias_wins_over_a_path(
         ("hf://x", "expected hf://org/name"),
         ("pypi://x", "expected pypi://name==version"),
         ("", "no such file"),
+        ("x" * 5000, "no such file"),
+        ("/dev/null", "/dev/null: is no regular file"),
     ],
 )
 def test_what_cannot_be_found_is_one_line(tmp_path: Path, source: str, says: str) -> None:
     with pytest.raises((SourceError, ModelLoadError)) as caught:
         resolve(source, tmp_path, no_progress)
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_pipe_is_no_model(tmp_path: Path) -> None:
+    """Opening one would wait for its other end."""
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelLoadError, match="is no regular file"):
+        resolve(str(tmp_path / "pipe.gguf"), tmp_path, no_progress)
 
 
 @pytest.mark.model

@@ -110,6 +110,18 @@ def test_disk_errors_are_one_line(tmp_path: Path, number: int, says: str) -> Non
     assert str(tmp_path) in str(caught.value)
 
 
+def test_a_cache_that_is_no_directory_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    where = tmp_path / "file" / "cache"
+    with (
+        pytest.raises(SourceError, match="cannot be used: Not a directory") as caught,
+        disk_errors(where),
+        Store(where).locked(SOURCE, pytest.fail),
+    ):
+        pass
+    assert "\n" not in str(caught.value)
+
+
 def test_other_errors_pass() -> None:
     with pytest.raises(OSError, match="odd"), disk_errors(Path("/x")):
         raise OSError(errno.EIO, "odd")

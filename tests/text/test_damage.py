@@ -17,6 +17,7 @@ from twinpath.model.files import ModelFiles
 from twinpath.model.weights import load_weights, read_spec
 from twinpath.text import load_text
 
+TEMPLATE = b"{% for m in messages %}{{ m.content }}{% endfor %}"
 TOKENS = ["<unk>", "<s>", "</s>", "<|im_end|>", "a", "b", "ab", "Ġ", "▁", "<0x41>", *(f"t{n}" for n in range(22))]
 MATRICES = {
     "token_embd": (32, len(TOKENS)),
@@ -55,7 +56,7 @@ def whole_model(tokenizer: str) -> bytes:
         u32_field(key + "bos_token_id", 1),
         u32_field(key + "eos_token_id", 2),
         u32_field(key + "unknown_token_id", 0),
-        string_field("tokenizer.chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}"),
+        string_field("tokenizer.chat_template", TEMPLATE.decode()),
     ]
     if tokenizer == "gpt2":
         fields.append(strings_field(key + "merges", ["a b"]))
@@ -67,6 +68,12 @@ def whole_model(tokenizer: str) -> bytes:
 
 WHOLE = {tokenizer: whole_model(tokenizer) for tokenizer in ("gpt2", "llama")}
 META_BYTES = min(content.index(b"blk.0.ffn_norm.weight") for content in WHOLE.values())
+
+
+def template_field(content: bytes) -> bytes:
+    """The chat template's whole metadata field: with its key damaged, the file has no template either."""
+    end = content.index(TEMPLATE) + len(TEMPLATE)
+    return content[content.index(b"tokenizer.chat_template") - 8 : end]
 
 
 def load_and_use(path: Path) -> None:
@@ -99,4 +106,4 @@ def test_random_damage(tmp_path: Path, tokenizer: str, edits: list[tuple[int, by
     except ModelLoadError as error:
         assert "\n" not in str(error) and len(str(error)) < 1000
     except InvalidRequest:
-        assert b"{% for m in messages %}{{ m.content }}{% endfor %}" not in content
+        assert template_field(WHOLE[tokenizer]) not in content

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinpath.text.stop import StopMatcher
+from twinpath.text.stop import StopMatcher, StopSet
 
 
 def run(stops: list[str], deltas: list[str]) -> tuple[list[str], str | None]:
@@ -33,6 +33,13 @@ def test_a_beginning_at_the_end_of_the_text_is_released() -> None:
 
 def test_only_the_longest_possible_beginning_is_held_back() -> None:
     assert run(["aab"], ["aaaa"])[0] == ["aa", "aa"]
+
+
+def test_matchers_of_one_set_do_not_meet() -> None:
+    stops = StopSet(["ab"])
+    first, second = StopMatcher(stops), StopMatcher(stops)
+    assert (first.push("xa"), second.push("b")) == ("x", "b")
+    assert (first.push("b"), first.matched, second.matched) == ("", "ab", None)
 
 
 def test_the_match_that_ends_first_wins() -> None:

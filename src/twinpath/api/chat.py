@@ -12,7 +12,7 @@ from twinpath.api.client_watch import ClientWatch
 from twinpath.api.exchange import Exchange
 from twinpath.api.generation import Ask, Door, answer_json, answer_stream, new_id
 from twinpath.api.logprobs import chat_logprobs
-from twinpath.api.normalize import logprobs_of
+from twinpath.api.normalize import logprobs_of, stops_of
 from twinpath.api.ports import Tokenizer
 from twinpath.api.responses import AssistantMessage, ChatChoice, ChatCompletion, ChatLogprobs, UsageBody
 from twinpath.api.schemas import ChatCompletionRequest, StreamOptions
@@ -32,12 +32,12 @@ class ChatCompletions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         door, exchange = self._door, Exchange.of(scope)
         fields = await door.read(scope, receive, _decoder)
-        num_top = logprobs_of(fields)
+        num_top, stops = logprobs_of(fields), stops_of(fields)
         async with door.watch(receive, send) as client:
-            prompt_ids = await door.prompts.chat(fields)
+            prompt_ids = await door.prompts.chat(fields, exchange.num_body_bytes)
             room = door.room_after(prompt_ids, "messages")
             sampling = door.sampling.params(fields, room=room, logprobs=num_top)
-            turn = door.turn(Ask(scope, exchange, fields), prompt_ids, sampling, request_id=new_id("chatcmpl"))
+            turn = door.turn(Ask(scope, exchange, fields, stops), prompt_ids, sampling, request_id=new_id("chatcmpl"))
             if fields.stream:
                 await self._stream(exchange, client, turn, fields.stream_options or StreamOptions())
             else:

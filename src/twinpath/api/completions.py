@@ -13,6 +13,7 @@ from twinpath.api.client_watch import ClientWatch
 from twinpath.api.exchange import Exchange
 from twinpath.api.generation import Ask, Door, answer_json, answer_stream, new_id, together
 from twinpath.api.logprobs import LegacyLogprobs
+from twinpath.api.normalize import stops_of
 from twinpath.api.ports import Tokenizer
 from twinpath.api.responses import Completion, CompletionChoice, LegacyLogprobsBody, UsageBody
 from twinpath.api.schemas import CompletionRequest
@@ -31,10 +32,10 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = await self._door.read(scope, receive, _decoder)
-        ask = Ask(scope, Exchange.of(scope), fields)
+        ask = Ask(scope, Exchange.of(scope), fields, stops_of(fields))
         call_id = new_id("cmpl")
         async with self._door.watch(receive, send) as client:
-            prompts = await self._door.prompts.completion(fields)
+            prompts = await self._door.prompts.completion(fields, ask.exchange.num_body_bytes)
             choices = [self._choice(ask, fields, f"{call_id}-{index}", ids) for index, ids in enumerate(prompts)]
             if fields.stream:
                 await self._stream(ask, client, call_id, choices)

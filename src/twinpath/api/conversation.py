@@ -24,20 +24,9 @@ def to_turns(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     return [_to_turn(message) for message in messages]
 
 
-def num_chars(turns: list[dict[str, Any]]) -> int:
-    """About how much text there is to render and encode."""
-    return sum(64 + _content_chars(turn.get("content")) for turn in turns)
-
-
 def _to_turn(message: ChatMessage) -> dict[str, Any]:
     turn: dict[str, Any] = msgspec.to_builtins(message)
     call = turn.pop("function_call", None)
     if call is not None:
         turn["tool_calls"] = [*(turn.get("tool_calls") or ()), {"type": "function", "function": call}]
     return turn
-
-
-def _content_chars(content: Any) -> int:
-    if isinstance(content, list):
-        return sum(len(part.get("text") or "") for part in content)
-    return len(content or "")

@@ -29,6 +29,7 @@ class Exchange:
     started_at: float = field(default_factory=monotonic)
     #: When the last byte of the body was in: latencies count from here.
     body_at: float = 0.0
+    num_body_bytes: int = 0
     caller: Caller = field(default_factory=Caller)
     #: Sent with whatever the answer is.
     headers: Headers = field(default_factory=list)

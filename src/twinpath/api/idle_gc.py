@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 
 #: Container objects made and not freed since the last collection. Refcounts free nearly all; what is left are cycles.
-IDLE_OBJECTS = 2_000
-BUSY_OBJECTS = 50_000
+#: Looking at 10,000 takes about a millisecond.
+IDLE_OBJECTS = 1_000
+BUSY_OBJECTS = 10_000
 #: Ticks without a request until the old generation is looked at too.
-FULL_AFTER_TICKS = 20
+FULL_AFTER_TICKS = 10
 #: Young collections until it is looked at even so: a server that is never idle must not keep its cycles for ever.
 FULL_AFTER_YOUNG_RUNS = 200
 

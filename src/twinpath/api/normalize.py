@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest, SamplingFields
+from twinpath.api.schemas import MAX_STOP_CHARS, ChatCompletionRequest, CompletionRequest, SamplingFields
 from twinpath.errors import ContextOverflow, InvalidRequest
+from twinpath.text import StopSet
 from twinpath.types import SamplingParams
 
 #: Fields that would change the output and are not served: name -> values that ask for nothing.
@@ -65,12 +66,17 @@ def check_served(fields: SamplingFields) -> None:
             raise InvalidRequest(f"'{name}' asks for something this server does not support yet.", param=name)
 
 
-def stops_of(fields: SamplingFields) -> tuple[str, ...]:
-    """The stop strings, as a tuple."""
-    stop = fields.stop
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def stops_of(fields: SamplingFields) -> StopSet:
+    """The stop strings, compiled.
+
+    Raises: InvalidRequest when they are very long.
+    """
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    if (num_chars := sum(map(len, stops))) > MAX_STOP_CHARS:
+        raise InvalidRequest(
+            f"The strings of 'stop' have {num_chars} characters; at most {MAX_STOP_CHARS} are accepted.", param="stop"
+        )
+    return StopSet(stops)
 
 
 def logprobs_of(fields: ChatCompletionRequest) -> int | None:

@@ -50,6 +50,9 @@ class TextModel(Protocol):
     def stop_token_ids(self) -> tuple[int, ...]: ...
 
     @property
+    def max_model_len(self) -> int: ...
+
+    @property
     def default_sampling(self) -> Mapping[str, float]: ...
 
     def encode_chat(

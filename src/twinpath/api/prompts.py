@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from twinpath.api.conversation import num_chars, to_turns
+from twinpath.api.conversation import to_turns
 from twinpath.api.normalize import SamplingDoor
 from twinpath.api.offload import Offload
 from twinpath.api.ports import TextModel
 from twinpath.api.schemas import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest
 from twinpath.errors import InvalidRequest
+from twinpath.text import check_can_fit
 
 
 class PromptEncoder:
@@ -20,29 +21,32 @@ class PromptEncoder:
         self._sampling = sampling
         self._offload = offload
 
-    async def chat(self, fields: ChatCompletionRequest) -> list[int]:
-        """Token ids of the rendered conversation.
+    async def chat(self, fields: ChatCompletionRequest, num_bytes: int) -> list[int]:
+        """Token ids of the rendered conversation. `num_bytes`: the body's size, since long text may be anywhere in it
+        (contents, call arguments, reasoning, template arguments).
 
         Raises: InvalidRequest with the template's own words when it refuses.
         """
-        turns = to_turns(fields.messages)
         kwargs = fields.chat_template_kwargs
-        return await self._offload.run(num_chars(turns), lambda: self._text.encode_chat(turns, template_kwargs=kwargs))
+        return await self._offload.run(
+            num_bytes, lambda: self._text.encode_chat(to_turns(fields.messages), template_kwargs=kwargs)
+        )
 
-    async def completion(self, fields: CompletionRequest) -> list[list[int]]:
-        """Token ids of every prompt of the call, in order.
+    async def completion(self, fields: CompletionRequest, num_bytes: int) -> list[list[int]]:
+        """Token ids of every prompt of the call, in order; `num_bytes` is the body's size.
 
         Raises: InvalidRequest.
         """
-        prompts = _split_prompts(fields.prompt)
-        size = sum(len(prompt) for prompt in prompts)
-        encoded = await self._offload.run(size, lambda: [self._encode_prompt(prompt) for prompt in prompts])
+        encoded = await self._offload.run(
+            num_bytes, lambda: [self._encode_prompt(prompt) for prompt in _split_prompts(fields.prompt)]
+        )
         if any(not ids for ids in encoded):
             raise InvalidRequest("'prompt' is empty.", param="prompt")
         return encoded
 
     def _encode_prompt(self, prompt: str | list[Any]) -> list[int]:
         if isinstance(prompt, str):
+            check_can_fit(len(prompt), self._text.max_model_len, "prompt")
             return self._text.tokenizer.encode_prompt(prompt)
         return self._sampling.check_token_ids(prompt, "prompt")
 

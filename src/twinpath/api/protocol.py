@@ -1,7 +1,8 @@
 """uvicorn's HTTP/1.1 protocol with the limits and the manners a public port needs.
 
 What it adds: a bound on connections, on header bytes and on the time headers take; refusals in the error envelope; a
-way to abort a connection whose reader stalls; idle timeouts also before the first request.
+way to abort a connection whose reader stalls; idle timeouts also before the first request; offers of other protocols
+declined without losing the body.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import socket
 from http import HTTPStatus
 from typing import cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from twinpath.api.envelope import envelope
@@ -50,7 +52,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as offer:
+            # The parser takes what follows the head for another protocol's: read it again as what it is without offer.
+            head, self.parser = self._head_without_offer(), httptools.HttpRequestParser(self)
+            self.data_received(head + data[offer.args[0] :])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -68,9 +79,26 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_header_timer()
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._refusal = RequestError("This server is no proxy.", status=HTTPStatus.METHOD_NOT_ALLOWED)
+                raise ValueError("CONNECT")
+            return
         super().on_headers_complete()
         if not self.keepalive and self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _head_without_offer(self) -> bytes:
+        """The head just read, without its `Upgrade`. The JDK's client offers h2c with every first request, and offers
+        may be declined in silence."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or RequestError("The request is not valid HTTP/1.1."))

@@ -14,6 +14,8 @@ from msgspec import Meta, Struct
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 #: Most entries of `logit_bias`, `stop` and `stop_token_ids`, and most prompts of one completions call.
 MAX_LOGIT_BIAS, MAX_STOPS, MAX_STOP_IDS, MAX_PROMPTS = 1024, 64, 256, 128
+#: Most characters of all stop strings together: they are compiled before the first token.
+MAX_STOP_CHARS = 4096
 
 Count = Annotated[int, Meta(ge=0, le=INT64_MAX)] | Annotated[float, Meta(ge=0, lt=2.0**63, multiple_of=1)]
 Positive = Annotated[int, Meta(ge=1, le=INT64_MAX)] | Annotated[float, Meta(ge=1, lt=2.0**63, multiple_of=1)]

@@ -156,7 +156,8 @@ class StoppableServer(uvicorn.Server):
             listener.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        _log.info("draining %d request(s)", len(self.server_state.tasks))
+        if self.server_state.tasks:
+            _log.info("draining %d request(s)", len(self.server_state.tasks))
         await self._wait_for_exchanges()
         await self._end_exchanges()
         await self.lifespan.shutdown()

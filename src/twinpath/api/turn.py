@@ -11,7 +11,7 @@ from typing import Literal
 from twinpath.api.ports import Detokenizer
 from twinpath.errors import EngineError
 from twinpath.telemetry.tally import Tally
-from twinpath.text import StopMatcher
+from twinpath.text import StopMatcher, StopSet
 from twinpath.types import ErrorEvent, Event, FinishEvent, FinishReason, Request, TokenLogprob, TokensEvent, Usage
 
 
@@ -61,12 +61,12 @@ class Turn:
     `finish_reason` is set when `run` returns.
     """
 
-    def __init__(self, request: Request, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(self, request: Request, detokenizer: Detokenizer, stops: StopSet) -> None:
         self.request = request
         self.stats = TurnStats(num_prompt=len(request.prompt_ids))
         self.finish_reason: Finish = "stop"
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(stops) if stops else None
+        self._stops = StopMatcher(stops) if stops.has_stops else None
         self._end_ids = frozenset(request.sampling.stop_token_ids)
         self._min_tokens = request.sampling.min_tokens
 

@@ -29,7 +29,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "page_size": (1, 4096),
     "kv_cache_mb": (1, 1 << 24),
     "gpu_memory_utilization": (0.05, 1.0),
-    "max_model_len": (1, 1 << 30),
+    "max_model_len": (2, 1 << 30),
     "max_num_seqs": (1, 65_536),
     "max_num_batched_tokens": (1, 1 << 24),
     "max_waiting": (0, 1 << 24),
@@ -83,7 +83,10 @@ def checked(setting: Setting, value: Any) -> Any:
     """The value in the field's own form, within its range."""
     if isinstance(value, list):
         # One flag may carry several, so that an environment variable can.
-        value = tuple(part.strip() for item in value for part in item.split(",") if part.strip())
+        given, value = value, tuple(part.strip() for item in value for part in item.split(",") if part.strip())
+        if given and not value:
+            # `--api-key "$KEY"` with KEY unset must not open the server to everybody.
+            raise UserError(f"{setting.flag}: the value is empty; leave the flag out to set none")
     if setting.name == "dtype":
         value = DTYPE_SYNONYMS.get(value, value)
     if value is not None and setting.name in RANGES:
@@ -125,7 +128,7 @@ def served_name(model: str) -> str:
     if "://" in model:
         return Path(model.split("://", 1)[1]).stem
     path = Path(model).expanduser()
-    if not path.exists():
+    if not os.path.exists(path):  # Unlike Path.exists, no error for a name that no file can have.
         return model
     return path.resolve().stem if path.is_file() else path.resolve().name
 
@@ -138,6 +141,8 @@ def read_template(template: str | None) -> str | None:
         return Path(template).expanduser().read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"--chat-template {template}: {error.strerror}") from error
+    except ValueError:
+        raise UserError(f"--chat-template {template!r}: is no text file") from None
     except UnicodeDecodeError as error:
         raise UserError(f"--chat-template {template}: not UTF-8 text") from error
 

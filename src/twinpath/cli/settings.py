@@ -137,7 +137,7 @@ SETTINGS: tuple[Setting, ...] = (
         "dtype", "engine", "dtype", "Arithmetic of the reference engine.", type=Dtype, default="auto", panel="Engine"
     ),
     Setting("threads", "engine", "threads", "Compute threads; unset: chosen from the cores.", panel="Engine"),
-    Setting("isa", "engine", "isa", "Kernel set: auto, avx512vnni, avx2, neon, portable.", panel="Engine"),
+    Setting("isa", "engine", "isa", "Kernel set: auto, avx512vnni, avxvnni, avx2, neon, portable.", panel="Engine"),
     Setting(
         "activation_bits",
         "engine",
@@ -230,8 +230,21 @@ def load_file(path: Path) -> dict[str, Any]:
         name = canonical_key(key, path)
         if name in settings:
             raise UserError(f"{path}: {name} is set twice")
+        check_kind(name, value, path)
         settings[name] = value
     return settings
+
+
+def check_kind(name: str, value: Any, path: Path) -> None:
+    """Refuse what no flag could say: the option parser would make text or a number of it."""
+    if isinstance(value, list):
+        plain = all(isinstance(item, str) for item in value)
+    elif isinstance(value, bool):
+        plain = any(setting.name == name and setting.is_flag() for setting in SETTINGS)
+    else:
+        plain = value is None or isinstance(value, str | int | float)
+    if not plain:
+        raise UserError(f"{path}: {name} has a value of the wrong type ({type(value).__name__})")
 
 
 def canonical_key(key: str, path: Path) -> str:

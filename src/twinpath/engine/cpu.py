@@ -46,7 +46,7 @@ class CpuOptions:
     threads: int | None = None
     isa: str = "auto"
     activation_bits: Literal[8, 16] = 16
-    page_size: int = 32
+    page_size: int = 16
     num_pages: int | None = None
     #: None: the model's own window.
     max_model_len: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import add
+
 import numpy as np
 
 from twinpath.types import EngineInfo, StepPlan
@@ -15,30 +17,28 @@ def check_plan(plan: StepPlan, info: EngineInfo) -> None:
     Raises:
         ValueError: naming the field, its value and the limit.
     """
-    num_segments = len(plan.slots)
+    # Lists, not arrays: this runs before every token, and numpy's call overhead would dominate it.
+    slots, starts, lengths = plan.slots.tolist(), plan.starts.tolist(), plan.lengths.tolist()
+    num_segments = len(slots)
     for name in ("starts", "lengths", "sample", "block_tables"):
         if len(getattr(plan, name)) != num_segments:
             raise ValueError(f"plan.{name} has {len(getattr(plan, name))} entries for {num_segments} slots")
     if num_segments == 0:
         raise ValueError("plan has no segments")
-    num_rows = int(plan.lengths.sum())
-    if int(plan.lengths.min()) < 1 or len(plan.tokens) != num_rows:
-        raise ValueError(f"plan.tokens has {len(plan.tokens)} entries, plan.lengths ask for {plan.lengths.tolist()}")
+    num_rows = sum(lengths)
+    if min(lengths) < 1 or len(plan.tokens) != num_rows:
+        raise ValueError(f"plan.tokens has {len(plan.tokens)} entries, plan.lengths ask for {lengths}")
     if num_rows > info.max_step_tokens:
         raise ValueError(f"plan carries {num_rows} tokens, the engine takes {info.max_step_tokens}")
-    if (
-        len(np.unique(plan.slots)) != num_segments
-        or int(plan.slots.min()) < 0
-        or int(plan.slots.max()) >= info.max_slots
-    ):
-        raise ValueError(f"plan.slots must be distinct and below {info.max_slots}: {plan.slots.tolist()}")
-    ends = plan.starts + plan.lengths
-    if int(plan.starts.min()) < 0:
-        raise ValueError(f"plan starts before position 0: {plan.starts.tolist()}")
-    if int(ends.max()) > info.max_model_len:
-        raise ValueError(f"plan reaches position {int(ends.max())}, the model length is {info.max_model_len}")
-    if int(plan.block_tables.max()) >= info.num_pages:
-        raise ValueError(f"plan names page {int(plan.block_tables.max())} of {info.num_pages}")
+    if len(set(slots)) != num_segments or min(slots) < 0 or max(slots) >= info.max_slots:
+        raise ValueError(f"plan.slots must be distinct and below {info.max_slots}: {slots}")
+    if min(starts) < 0:
+        raise ValueError(f"plan starts before position 0: {starts}")
+    end = max(map(add, starts, lengths))
+    if end > info.max_model_len:
+        raise ValueError(f"plan reaches position {end}, the model length is {info.max_model_len}")
+    if plan.block_tables.size and (page := int(plan.block_tables.max())) >= info.num_pages:
+        raise ValueError(f"plan names page {page} of {info.num_pages}")
     _check_layers(plan, num_rows, info)
 
 

@@ -48,7 +48,7 @@ def open_reference(config: EngineConfig, scheduler: SchedulerConfig, report: Rep
         depth=_DEPTH[config.device],
     )
     if config.kv_cache_mb is not None:
-        num_pages = config.kv_cache_mb * 1_000_000 // page_bytes(spec, options)
+        num_pages = config.kv_cache_mb * 2**20 // page_bytes(spec, options)
         if num_pages == 0:
             raise UserError(f"kv_cache_mb {config.kv_cache_mb} holds no page of {config.page_size} tokens")
         options = replace(options, num_pages=num_pages)

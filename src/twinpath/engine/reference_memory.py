@@ -24,7 +24,7 @@ class ReferenceOptions:
 
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Dtype = "float32"
-    page_size: int = 32
+    page_size: int = 16
     #: None: on CUDA what free memory allows, on CPU 16,384 tokens or the window, whichever is more.
     num_pages: int | None = None
     #: Share of the device's memory that weights, pages and activations may fill together.
@@ -88,11 +88,10 @@ def default_num_pages(spec: ModelSpec, options: ReferenceOptions, max_model_len:
 def describe_memory(spec: ModelSpec, options: ReferenceOptions, num_pages: int) -> dict[str, str]:
     """Lines for the start-up table."""
     pool_mb = num_pages * page_bytes(spec, options) / 1e6
-    num_tokens = num_pages * options.page_size
     facts = {
         "device": options.device if options.device == "cpu" else torch.cuda.get_device_name(),
         "dtype": options.dtype,
-        "kv pool": f"{num_tokens} tokens in {num_pages} pages of {options.page_size}, {pool_mb:.0f} MB",
+        "KV memory": f"{pool_mb:,.0f} MB" + (", touched as used" if options.device == "cpu" else ""),
     }
     if options.device == "cuda":
         free, total = torch.cuda.mem_get_info()

@@ -28,6 +28,8 @@ def files_at(path: Path) -> ModelFiles:
         return _files_in(path)
     if not path.exists():
         raise ModelLoadError(f"{path}: no such file or directory")
+    if not path.is_file():
+        raise ModelLoadError(f"{path}: is no regular file")
     if path.suffix == ".safetensors":
         raise ModelLoadError(f"{path}: name the directory that holds it and its {CONFIG_NAME}")
     return ModelFiles(path, "gguf")

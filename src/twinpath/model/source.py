@@ -11,6 +11,7 @@ scripted://file.json             no model: an engine that plays a script
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def remove(source: str, cache_dir: Path) -> int:
 
 def _local_path(source: str) -> Path:
     path = Path(source).expanduser()
-    if source and path.exists():
+    if source and os.path.exists(path):  # Unlike Path.exists, no error for a name that no file can have.
         return path
     close = difflib.get_close_matches(source, ALIASES, n=1)
     hint = f"did you mean {close[0]}?" if close else f"aliases are {', '.join(ALIASES)}; repositories are hf://org/name"

@@ -105,7 +105,7 @@ class Store:
 
 @contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """Says in one line that the disk is full or not writable."""
+    """Says in one line that the disk is full, or not writable, or no place for a cache."""
     try:
         yield
     except OSError as error:
@@ -113,6 +113,8 @@ def disk_errors(where: Path) -> Iterator[None]:
             raise SourceError(f"{where}: the disk is full; free some space and start again") from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise SourceError(f"{where}: cannot be written: {error.strerror}") from None
+        if error.filename is not None:  # About a file; the network's errors name none.
+            raise SourceError(f"{where}: cannot be used: {error.strerror}: {error.filename}") from None
         raise
 
 

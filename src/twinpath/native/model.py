@@ -31,7 +31,7 @@ class NativeOptions:
     threads: int
     isa: str = "auto"
     activation_bits: Literal[8, 16] = 16
-    page_size: int = 32
+    page_size: int = 16
     num_pages: int = 512
     #: Most rows one step may carry.
     max_rows: int = 2048

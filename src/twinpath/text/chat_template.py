@@ -49,13 +49,16 @@ class ChatTemplate:
         except (RecursionError, MemoryError, OverflowError):
             raise ModelLoadError("chat template: nested too deeply") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """The prompt text. Raises: InvalidRequest with the template's own words when it refuses the messages."""
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
+        """The prompt text; a variable may have any name.
+
+        Raises: InvalidRequest with the template's own words when it refuses the messages.
+        """
         deadline = time.monotonic() + RENDER_LIMIT_S
         names = {"tools": None, "documents": None} | self._variables | variables
         names |= {"messages": messages, "range": _bounded_range(deadline)}
         try:
-            return _collect(self._template.generate(**names), deadline)
+            return _collect(self._template.generate(names), deadline)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"chat template: {_clip(error.message or str(error))}", param="messages") from None
         except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, IndexError, AssertionError) as error:

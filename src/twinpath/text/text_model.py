@@ -11,8 +11,12 @@ from twinpath.errors import InvalidRequest
 from twinpath.text.chat_template import ChatTemplate
 from twinpath.text.control_text import ControlTextGuard
 from twinpath.text.detokenizer import Detokenizer
+from twinpath.text.length import check_can_fit
 from twinpath.text.messages import TemplateTraits, normalize
 from twinpath.text.tokenizer import Segment, Tokenizer
+
+#: What templates get from the server and nobody else.
+_OWN_NAMES = frozenset({"messages", "tools", "range"})
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,11 @@ class TextModel:
     ) -> list[int]:
         """Prompt ids of a conversation. Control tokens come from the template only, never from a caller's string.
 
-        Raises: InvalidRequest with the template's text when it refuses the messages, or when there is no template.
+        Raises: InvalidRequest with the template's text when it refuses the messages, or when there is no template;
+        ContextOverflow when they cannot fit whatever their tokens are.
         """
         segments = self._render(messages, tools, add_generation_prompt, template_kwargs)
+        check_can_fit(sum(len(segment.text) for segment in segments), self.max_model_len, "messages")
         return self.tokenizer.encode_segments(segments)
 
     def render_chat(
@@ -79,8 +85,13 @@ class TextModel:
         if template is None or traits is None:
             reason = "this model has no chat template; use /v1/completions, or start the server with --chat-template"
             raise InvalidRequest(reason, param="messages")
+        if taken := next((name for name in template_kwargs or () if name in _OWN_NAMES), None):
+            raise InvalidRequest(f"'chat_template_kwargs' cannot set '{taken}'", param="chat_template_kwargs")
         given = (normalize(messages, traits), list(tools) if tools else None, dict(template_kwargs or {}))
-        mark = self._guard.choose_mark(*given)
-        safe_messages, safe_tools, variables = (self._guard.protect(value, mark) for value in given)
-        variables |= {"tools": safe_tools, "add_generation_prompt": add_generation_prompt}
+        try:
+            mark = self._guard.choose_mark(*given)
+            safe_messages, safe_tools, variables = (self._guard.protect(value, mark) for value in given)
+        except RecursionError:
+            raise InvalidRequest("the messages are nested too deeply", param="messages") from None
+        variables = {"add_generation_prompt": add_generation_prompt} | variables | {"tools": safe_tools}
         return self._guard.segments(template.render(safe_messages, **variables), mark)

@@ -180,7 +180,8 @@ class Tokenizer:
     def _split(self, text: str) -> Iterator[Segment]:
         if not text:
             return
-        encoding = self._segmenter.encode(text, add_special_tokens=False)
+        # The batch call lets other threads run meanwhile, as in `_encode_plain`.
+        encoding = self._segmenter.encode_batch([text], add_special_tokens=False)[0]
         for spelling, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
             yield Segment(text[start:end], self.special_tokens.get(spelling))
 

@@ -44,7 +44,7 @@ void Stepper::attend_tile(const StepArgs& a, const Layer& l, int index, const Ti
     };
     for (int t = 0; t < tile.num_rows; ++t) {
         const int row = tile.first_row + t, position = rows_[row].position;
-        const int first = l.window > 0 ? std::max(0, position - l.window + 1) : 0;
+        const int first = first_seen(l, row);
         for (int h = first_head; h < first_head + heads; ++h) {
             const int64_t at = row * scratch_.out_stride + static_cast<int64_t>(h) * padded;
             queries[task.num_rows++] = {scratch_.q + at, scratch_.out + at, first, position};
@@ -52,18 +52,86 @@ void Stepper::attend_tile(const StepArgs& a, const Layer& l, int index, const Ti
         }
     }
     if (task.num_rows) flush();
+    for (int t = 0; t < tile.num_rows; ++t) quantise_heads(tile.first_row + t, kv_head);
+}
+
+int Stepper::first_seen(const Layer& l, int row) const {
+    return l.window > 0 ? std::max(0, rows_[row].position - l.window + 1) : 0;
+}
+
+// The heads of one kv head as input of the output projection; where heads are not whole blocks, `attention` does it per row.
+void Stepper::quantise_heads(int row, int kv_head) {
+    const Spec& s = model_.spec;
     if (s.head_dim % kBlock) return;
-    const int blocks = s.head_dim / kBlock;
-    for (int row = tile.first_row; row < tile.first_row + tile.num_rows; ++row) {
-        const float* out = scratch_.out + row * scratch_.out_stride + static_cast<int64_t>(first_head) * padded;
-        kernels_->quantize(out, heads * blocks, scratch_.attended.acts, row, first_head * blocks);
+    const int blocks = s.heads_per_kv() * s.head_dim / kBlock;
+    const float* out = scratch_.out + row * scratch_.out_stride + static_cast<int64_t>(kv_head) * blocks * kBlock;
+    kernels_->quantize(out, blocks, scratch_.attended.acts, row, kv_head * blocks);
+}
+
+// ---- few rows with long contexts: their spans are spread over the threads ------------------------------------------------
+
+bool Stepper::splits_spans() const {
+    if (!decode_only_ || pool_->active() == 1 || num_rows_ * model_.spec.num_kv_heads >= 4 * pool_->active()) return false;
+    if (model_.spec.heads_per_kv() > kMaxQueryRows) return false;
+    return std::any_of(rows_.begin(), rows_.end(), [](const Row& r) { return r.position >= kSpan; });
+}
+
+void Stepper::attend_spans(const StepArgs& a, const Layer& l, int index) {
+    const Spec& s = model_.spec;
+    const int kv_heads = s.num_kv_heads, heads = s.heads_per_kv(), padded = s.head_dim_padded();
+    spans_.clear();
+    for (int r = 0; r < num_rows_; ++r) {
+        for (int h = 0; h < kv_heads; ++h) prepare_heads(a, l, index, r, h, *scratch_.threads[0]);
+        for (int span = first_seen(l, r) / kSpan; span <= rows_[r].position / kSpan; ++span) spans_.push_back({r, span});
     }
+    const size_t partials = spans_.size() * static_cast<size_t>(s.num_heads);
+    if (span_partials_.size() < partials) {
+        span_partials_.resize(partials);
+        span_values_.resize(partials * static_cast<size_t>(padded));
+    }
+    phase(static_cast<int>(spans_.size()) * kv_heads, [&](int task, int thread) {
+        const SpanTask& t = spans_[static_cast<size_t>(task / kv_heads)];
+        const int kv_head = task % kv_heads;
+        QueryRow queries[kMaxQueryRows];
+        for (int h = 0; h < heads; ++h) {
+            const int64_t at = t.row * scratch_.out_stride + static_cast<int64_t>(kv_head * heads + h) * padded;
+            queries[h] = {scratch_.q + at, nullptr, first_seen(l, t.row), rows_[t.row].position};
+        }
+        const int32_t* pages = a.block_tables + static_cast<int64_t>(rows_[t.row].segment) * a.max_pages;
+        const AttendTask attend{queries, heads, padded, kv_.page_size, pages, kv_.at(index, kv_head), kv_.page_stride,
+                                scratch_.threads[thread]->attend};
+        const size_t at = static_cast<size_t>(task) * heads;
+        kernels_->attend_span(attend, t.span, span_partials_.data() + at, span_values_.data() + at * padded);
+    });
+    for (int r = 0; r < num_rows_ && !cancelled(); ++r) {
+        for (int h = 0; h < kv_heads; ++h) merge_spans(r, h);
+    }
+}
+
+// As Kernels::attend does after each span, in the same order.
+void Stepper::merge_spans(int row, int kv_head) {
+    const Spec& s = model_.spec;
+    const int heads = s.heads_per_kv(), padded = s.head_dim_padded();
+    for (int h = 0; h < heads; ++h) {
+        SpanPartial state{0.0f, 0.0f};
+        float* out = scratch_.out + row * scratch_.out_stride + static_cast<int64_t>(kv_head * heads + h) * padded;
+        for (size_t i = 0; i < spans_.size(); ++i) {
+            if (spans_[i].row != row) continue;
+            const size_t at = (i * s.num_kv_heads + kv_head) * heads + h;
+            kernels_->merge_span(&state, out, span_partials_[at], span_values_.data() + at * padded, padded);
+        }
+        const float factor = 1.0f / state.sum;
+        for (int d = 0; d < padded; ++d) out[d] *= factor;
+    }
+    quantise_heads(row, kv_head);
 }
 
 void Stepper::attention(const StepArgs& a, const Layer& l, int index) {
     const Spec& s = model_.spec;
     const int kv_heads = s.num_kv_heads;
-    if (decode_only_) {  // nobody else's new keys are needed: one phase
+    if (splits_spans()) {
+        attend_spans(a, l, index);
+    } else if (decode_only_) {  // nobody else's new keys are needed: one phase
         phase(num_rows_ * kv_heads, [&](int task, int thread) {
             ThreadScratch& own = *scratch_.threads[thread];
             prepare_heads(a, l, index, task / kv_heads, task % kv_heads, own);

@@ -27,6 +27,19 @@ inline V vexp(V x) {
     return vscale2(p, n);
 }
 
+// exp(x) for x <= 0, relative error 1e-7 plus the rounding of x log2 e; below -87 it stays at 2^-126, callers mask what must be zero.
+// 2^f on [-1/2, 1/2]: least relative error of degree 5 with 2^0 = 1 exactly.
+inline V vexp_softmax(V x) {
+    x = vmax(vmul(x, vset(1.44269504f)), vset(-126.0f));
+    const V n = vround(x), f = vsub(x, n);
+    V p = vset(1.3264726899e-3f);
+    p = vfma(p, f, vset(9.6715126606e-3f));
+    p = vfma(p, f, vset(5.5507337442e-2f));
+    p = vfma(p, f, vset(2.4022242085e-1f));
+    p = vfma(p, f, vset(6.9314697760e-1f));
+    return vscale2(vfma(p, f, vset(1.0f)), n);
+}
+
 void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
     V s0 = vzero(), s1 = vzero();
     int i = 0;
@@ -137,10 +150,9 @@ inline void gemm_tokens(const Matrix& w, int group_begin, int num_groups, const 
                         bool add_to) {
     int g = 0;
     if constexpr (format_info(F).code_bits == 0) {
-        constexpr int kTokens = T < TP_DENSE_TILES ? T : TP_DENSE_TILES;
+        constexpr int kTokens = T <= TP_DENSE_TILES ? T : T % TP_DENSE_TILES ? 1 : TP_DENSE_TILES;
         constexpr int kWide = T == 1 ? 4 : T <= 4 ? 2 : 1;
         constexpr int G = kWide * kTokens <= TP_DENSE_TILES ? kWide : TP_DENSE_TILES / kTokens;
-        static_assert(T % kTokens == 0, "tokens go in whole tiles");
         for (; g + G <= num_groups; g += G) {
             for (int t = 0; t < T; t += kTokens) {
                 dense_tile<F, kTokens, G>(w, group_begin + g, x, token + t, y + t * y_stride + g * kGroup, y_stride, add_to);
@@ -161,19 +173,22 @@ inline void gemm_tokens(const Matrix& w, int group_begin, int num_groups, const 
     }
 }
 
+constexpr int smaller_tile(int tokens) { return tokens > 4 ? tokens - 2 : tokens - 1; }  // 8, 6, 4, 3, 2, 1
+
+template <Format F, int kBits, int T>
+void gemm_tiles(const Matrix& w, int group_begin, int num_groups, const Acts& x, int token, int num_tokens, float* y,
+                int64_t y_stride, bool add_to) {
+    for (; num_tokens >= T; num_tokens -= T, token += T, y += T * y_stride)
+        gemm_tokens<F, kBits, T>(w, group_begin, num_groups, x, token, y, y_stride, add_to);
+    if constexpr (T > 1) {
+        if (num_tokens) gemm_tiles<F, kBits, smaller_tile(T)>(w, group_begin, num_groups, x, token, num_tokens, y, y_stride, add_to);
+    }
+}
+
 template <Format F, int kBits>
 void gemm_format(const Matrix& w, int group_begin, int num_groups, const Acts& x, int token, int num_tokens, float* y,
                  int64_t y_stride, bool add_to) {
-    if constexpr (kMaxTokenTile >= 8) {
-        for (; num_tokens >= 8; num_tokens -= 8, token += 8, y += 8 * y_stride)
-            gemm_tokens<F, kBits, 8>(w, group_begin, num_groups, x, token, y, y_stride, add_to);
-    }
-    for (; num_tokens >= 4; num_tokens -= 4, token += 4, y += 4 * y_stride)
-        gemm_tokens<F, kBits, 4>(w, group_begin, num_groups, x, token, y, y_stride, add_to);
-    for (; num_tokens >= 2; num_tokens -= 2, token += 2, y += 2 * y_stride)
-        gemm_tokens<F, kBits, 2>(w, group_begin, num_groups, x, token, y, y_stride, add_to);
-    for (; num_tokens >= 1; num_tokens -= 1, token += 1, y += y_stride)
-        gemm_tokens<F, kBits, 1>(w, group_begin, num_groups, x, token, y, y_stride, add_to);
+    gemm_tiles<F, kBits, kMaxTokenTile>(w, group_begin, num_groups, x, token, num_tokens, y, y_stride, add_to);
 }
 
 template <int kBits>
@@ -199,175 +214,7 @@ void gemm(const Matrix& w, int group_begin, int num_groups, const Acts& x, int t
     else gemm_bits<8>(w, group_begin, num_groups, x, token_begin, num_tokens, y, y_stride, add_to);
 }
 
-// ---- attention -------------------------------------------------------------------------------------------------------
-
-void store_kv(uint16_t* page, int page_size, int head_dim, int slot, const float* key, const float* value) {
-    uint16_t* tile = page + static_cast<int64_t>(slot / kKeyTile) * head_dim * kKeyTile + slot % kKeyTile;
-    uint16_t* values = page + static_cast<int64_t>(page_size + slot) * head_dim;
-    for (int d = 0; d < head_dim; d += 16) {
-        uint16_t half[16];
-        vstore_f16(half, vload(key + d));
-        for (int i = 0; i < 16; ++i) tile[(d + i) * kKeyTile] = half[i];
-        vstore_f16(values + d, vload(value + d));
-    }
-}
-
-inline const uint16_t* key_tile(const AttendTask& t, int position) {
-    const int64_t page = t.pages[position / t.page_size];
-    return t.pool + page * t.page_stride + static_cast<int64_t>(position % t.page_size) * t.head_dim;
-}
-inline const uint16_t* value_row(const AttendTask& t, int position) {
-    const int64_t page = t.pages[position / t.page_size];
-    return t.pool + page * t.page_stride + static_cast<int64_t>(t.page_size + position % t.page_size) * t.head_dim;
-}
-
-// Scores of R rows against K tiles of 16 keys: one chain over the head's dimensions per score.
-template <int R, int K>
-inline void score_tiles(const AttendTask& t, int row, int position, float* scores) {
-    const uint16_t* key[K];
-    for (int k = 0; k < K; ++k) key[k] = key_tile(t, position + k * kKeyTile);
-    const float* q[R];
-    for (int r = 0; r < R; ++r) q[r] = t.rows[row + r].q;
-    V acc[R][K];
-    for (int r = 0; r < R; ++r) for (int k = 0; k < K; ++k) acc[r][k] = vzero();
-    for (int d = 0; d < t.head_dim; ++d) {
-        V x[K];
-        for (int k = 0; k < K; ++k) x[k] = vload_f16(key[k] + d * kKeyTile);
-        for (int r = 0; r < R; ++r) {
-            const V s = vset(q[r][d]);
-            for (int k = 0; k < K; ++k) acc[r][k] = vfma(s, x[k], acc[r][k]);
-        }
-    }
-    for (int r = 0; r < R; ++r) {
-        for (int k = 0; k < K; ++k) vstore(scores + (row + r) * kSpan + position % kSpan + k * kKeyTile, acc[r][k]);
-    }
-}
-
-template <int R>
-inline void score_rows(const AttendTask& t, int row, int begin, int end, float* scores) {
-    int p = begin;
-    for (; p + kAttendKeys * kKeyTile <= end; p += kAttendKeys * kKeyTile) score_tiles<R, kAttendKeys>(t, row, p, scores);
-    for (; p < end; p += kKeyTile) score_tiles<R, 1>(t, row, p, scores);
-}
-
-// out[row][dims] = sum over positions, ascending, of weight * value.
-template <int R, int D>
-inline void weigh_values(const AttendTask& t, int row, int dim, int begin, int end, const float* weights, float* out) {
-    V acc[R][D];
-    for (int r = 0; r < R; ++r) for (int d = 0; d < D; ++d) acc[r][d] = vzero();
-    for (int p = begin; p < end;) {
-        const uint16_t* v = value_row(t, p) + dim;
-        const int stop = least(end, (p / t.page_size + 1) * t.page_size);
-        for (; p < stop; ++p, v += t.head_dim) {
-            V x[D];
-            for (int d = 0; d < D; ++d) x[d] = vload_f16(v + d * 16);
-            for (int r = 0; r < R; ++r) {
-                const V w = vset(weights[(row + r) * kSpan + p % kSpan]);
-                for (int d = 0; d < D; ++d) acc[r][d] = vfma(w, x[d], acc[r][d]);
-            }
-        }
-    }
-    for (int r = 0; r < R; ++r) {
-        for (int d = 0; d < D; ++d) vstore(out + static_cast<int64_t>(row + r) * t.head_dim + dim + d * 16, acc[r][d]);
-    }
-}
-
-template <int R>
-inline void weigh_rows(const AttendTask& t, int row, int begin, int end, const float* weights, float* out) {
-    int d = 0;
-    for (; d + kAttendDims * 16 <= t.head_dim; d += kAttendDims * 16) weigh_values<R, kAttendDims>(t, row, d, begin, end, weights, out);
-    for (; d < t.head_dim; d += 16) weigh_values<R, 1>(t, row, d, begin, end, weights, out);
-}
-
-// Scores -> unnormalised weights of one row over [begin, end) of the span.
-inline SpanPartial soften(const QueryRow& row, int begin, int end, float* scores) {
-    const int base = begin / kSpan * kSpan;
-    const V low = vset(-__builtin_inff());
-    V top = low;
-    for (int p = begin; p < end; p += kKeyTile) {
-        const V s = vkeep(vload(scores + p - base), low, row.first - p, row.last + 1 - p);
-        vstore(scores + p - base, s);
-        top = vmax(top, s);
-    }
-    const float maximum = vtop(top);
-    V sum = vzero();
-    for (int p = begin; p < end; p += kKeyTile) {
-        const V e = vexp(vsub(vload(scores + p - base), vset(maximum)));
-        const V w = vkeep(e, vzero(), row.first - p, row.last + 1 - p);
-        vstore(scores + p - base, w);
-        sum = vadd(sum, w);
-    }
-    return {maximum, vsum(sum)};
-}
-
-void attend_span(const AttendTask& t, int span, SpanPartial* partials, float* values) {
-    float* scores = t.scratch;
-    int first = 0x7fffffff, last = -1;
-    for (int r = 0; r < t.num_rows; ++r) {
-        first = least(first, t.rows[r].first);
-        last = most(last, t.rows[r].last);
-    }
-    const int begin = most(first, span * kSpan) / kKeyTile * kKeyTile;
-    const int end = least(last + 1, (span + 1) * kSpan);
-    const int rounded = (end + kKeyTile - 1) / kKeyTile * kKeyTile;
-    int r = 0;
-    for (; r + kAttendRows <= t.num_rows; r += kAttendRows) score_rows<kAttendRows>(t, r, begin, rounded, scores);
-    for (; r + 3 <= t.num_rows; r += 3) score_rows<3>(t, r, begin, rounded, scores);
-    for (; r < t.num_rows; ++r) score_rows<1>(t, r, begin, rounded, scores);
-    for (r = 0; r < t.num_rows; ++r) {
-        const QueryRow& row = t.rows[r];
-        if (row.last < begin || row.first >= end) {  // sees nothing of this span
-            partials[r] = {0.0f, 0.0f};
-            for (int p = begin; p < rounded; ++p) scores[r * kSpan + p % kSpan] = 0.0f;
-        } else {
-            partials[r] = soften(row, begin, rounded, scores + r * kSpan);
-        }
-    }
-    r = 0;
-    for (; r + kAttendRows <= t.num_rows; r += kAttendRows) weigh_rows<kAttendRows>(t, r, begin, end, scores, values);
-    for (; r + 3 <= t.num_rows; r += 3) weigh_rows<3>(t, r, begin, end, scores, values);
-    for (; r < t.num_rows; ++r) weigh_rows<1>(t, r, begin, end, scores, values);
-}
-
-void merge_span(SpanPartial* state, float* values, const SpanPartial& next, const float* next_values, int head_dim) {
-    if (next.sum == 0.0f) return;
-    if (state->sum == 0.0f) {
-        *state = next;
-        for (int d = 0; d < head_dim; d += 16) vstore(values + d, vload(next_values + d));
-        return;
-    }
-    const float maximum = state->maximum > next.maximum ? state->maximum : next.maximum;
-    const V a = vexp(vset(state->maximum - maximum)), b = vexp(vset(next.maximum - maximum));
-    float factor_a[16], factor_b[16];
-    vstore(factor_a, a);
-    vstore(factor_b, b);
-    state->maximum = maximum;
-    state->sum = state->sum * factor_a[0] + next.sum * factor_b[0];
-    for (int d = 0; d < head_dim; d += 16) {
-        vstore(values + d, vfma(vload(next_values + d), b, vmul(vload(values + d), a)));
-    }
-}
-
-void attend(const AttendTask& t) {
-    float* next = t.scratch + kMaxQueryRows * kSpan;
-    SpanPartial state[kMaxQueryRows], partial[kMaxQueryRows];
-    int first = 0x7fffffff, last = -1;
-    for (int r = 0; r < t.num_rows; ++r) {
-        first = least(first, t.rows[r].first);
-        last = most(last, t.rows[r].last);
-        state[r] = {0.0f, 0.0f};
-    }
-    for (int span = first / kSpan; span <= last / kSpan; ++span) {
-        attend_span(t, span, partial, next);
-        for (int r = 0; r < t.num_rows; ++r) {
-            merge_span(&state[r], t.rows[r].out, partial[r], next + static_cast<int64_t>(r) * t.head_dim, t.head_dim);
-        }
-    }
-    for (int r = 0; r < t.num_rows; ++r) {
-        const V f = vset(1.0f / state[r].sum);
-        for (int d = 0; d < t.head_dim; d += 16) vstore(t.rows[r].out + d, vmul(vload(t.rows[r].out + d), f));
-    }
-}
+#include "attend_impl.h"
 
 #define TP_KERNEL_TABLE(label) \
     {label, quantize, gemm, rms_norm, rope, glu, add, store_kv, attend, attend_span, merge_span}

@@ -154,10 +154,12 @@ inline void multiply_rows(const uint8_t* codes, const uint8_t* scales, int num_b
 template <Format F, int kBits, int T>
 inline void quant_tile(const uint8_t* codes, const uint8_t* scales, int num_blocks, const int8_t* planes, const BlockNote* notes,
                        V* sum) {
-    constexpr int kTokens = T < 2 ? T : 2;
     const int64_t stride = static_cast<int64_t>(num_blocks) * 2 * kBlock;
-    for (int t = 0; t < T; t += kTokens) {
-        multiply_rows<F, kBits, kTokens>(codes, scales, num_blocks, planes + t * stride, notes + t * num_blocks, sum + t);
+    for (int t = 0; t + 2 <= T; t += 2) {
+        multiply_rows<F, kBits, 2>(codes, scales, num_blocks, planes + t * stride, notes + t * num_blocks, sum + t);
+    }
+    if constexpr (T % 2) {
+        multiply_rows<F, kBits, 1>(codes, scales, num_blocks, planes + (T - 1) * stride, notes + (T - 1) * num_blocks, sum + T - 1);
     }
 }
 

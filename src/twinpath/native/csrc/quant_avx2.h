@@ -324,6 +324,7 @@ constexpr int sums_per_total() {
 // Unpacking nibbles is worth sharing among four tokens; whole bytes are cheaper to load again than activations to spread.
 template <Format F, int T>
 constexpr int halves_at_once() {
+    if (T == 3) return 1;
 #if TP_AVX_VNNI
     return 2;
 #else
@@ -338,6 +339,7 @@ inline void quant_tile(const uint8_t* codes, const uint8_t* scales, int num_bloc
     constexpr int H = halves_at_once<F, T>();
     constexpr int kSums = sums_per_total<F>();
     constexpr int kTokens = T * H * kSums <= 8 ? T : 8 / (H * kSums);
+    static_assert(T % kTokens == 0, "tokens go in whole tiles");
     const int64_t stride = static_cast<int64_t>(num_blocks) * 2 * kBlock;
     __m256 y[T][2];
     for (int t = 0; t < T; t += kTokens) {

@@ -14,7 +14,7 @@ namespace {
 // Tokens per task of a matrix multiplication: bounds a task, and so the time to react to a cancel, to about a millisecond.
 constexpr int kTokensPerTask = 256;
 // Weights of a task when several tokens share them: stay in the first-level cache while token tiles pass by.
-constexpr int64_t kTaskWeightBytes = 24 * 1024;
+constexpr int64_t kTaskWeightBytes = 12 * 1024;
 // Tasks per thread in a phase: enough that a late thread leaves little undone, few enough to claim cheaply.
 constexpr int kTasksPerThread = 6;
 constexpr int kRowsPerTask = 8;

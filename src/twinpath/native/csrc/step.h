@@ -58,12 +58,22 @@ private:
         int32_t segment, first_row, num_rows;
     };
 
+    // One span of one row's context.
+    struct SpanTask {
+        int32_t row, span;
+    };
+
     std::string check(const StepArgs& a) const;
     void lay_out(const StepArgs& a);
     void find_angles();
     void embed(const StepArgs& a);
     void run_layer(const StepArgs& a, int index);
     void attention(const StepArgs& a, const Layer& l, int index);
+    bool splits_spans() const;
+    void attend_spans(const StepArgs& a, const Layer& l, int index);
+    void merge_spans(int row, int kv_head);
+    int first_seen(const Layer& l, int row) const;
+    void quantise_heads(int row, int kv_head);
     void prepare_heads(const StepArgs& a, const Layer& l, int index, int row, int kv_head, ThreadScratch& thread);
     void attend_tile(const StepArgs& a, const Layer& l, int index, const Tile& tile, int kv_head, ThreadScratch& thread);
     void mlp(const Layer& l);
@@ -91,6 +101,9 @@ private:
     StepScratch scratch_;
     std::vector<Row> rows_;
     std::vector<Tile> tiles_;
+    std::vector<SpanTask> spans_;
+    std::vector<SpanPartial> span_partials_;  // [span task][kv head][its heads]
+    std::vector<float> span_values_;          // [span task][kv head][its heads][head_dim padded]
     int num_rows_ = 0;
     bool decode_only_ = false;
     // What `normalised` refers to.

@@ -8,6 +8,7 @@ struct V {
 constexpr int kAttendRows = 4;  // query rows that share a converted key: 8 sums, 2 keys, 1 query of 16 registers
 constexpr int kAttendKeys = 1;  // key tiles in flight
 constexpr int kAttendDims = 2;  // value registers in flight
+constexpr int kAttendSums = 8;  // rows times tiles in flight at most
 constexpr int kMaxTokenTile = 4;
 #define TP_DENSE_TILES 2  // outputs of a dense tile: four registers each
 

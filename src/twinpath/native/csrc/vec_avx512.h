@@ -3,9 +3,10 @@
 
 using V = __m512;
 
-constexpr int kAttendRows = 4;
-constexpr int kAttendKeys = 4;
-constexpr int kAttendDims = 4;
+constexpr int kAttendRows = 12;  // query rows that share a converted key: a conversion costs as much as two sums
+constexpr int kAttendKeys = 4;   // key tiles in flight at most
+constexpr int kAttendDims = 4;   // value registers in flight at most
+constexpr int kAttendSums = 24;  // rows times tiles in flight: of 32 registers
 constexpr int kMaxTokenTile = 8;
 
 inline V vload(const float* p) { return _mm512_loadu_ps(p); }

@@ -8,6 +8,7 @@ struct V {
 constexpr int kAttendRows = 4;  // query rows that share a converted key: 16 sums, 4 keys, 1 query of 32 registers
 constexpr int kAttendKeys = 1;  // key tiles in flight
 constexpr int kAttendDims = 1;  // value registers in flight
+constexpr int kAttendSums = 4;  // rows times tiles in flight at most
 constexpr int kMaxTokenTile = 4;
 #define TP_DENSE_TILES 2  // outputs of a dense tile: eight registers each
 

@@ -8,6 +8,7 @@ struct V {
 constexpr int kAttendRows = 4;  // query rows that share a converted key
 constexpr int kAttendKeys = 1;  // key tiles in flight
 constexpr int kAttendDims = 2;  // value registers in flight
+constexpr int kAttendSums = 8;  // rows times tiles in flight at most
 constexpr int kMaxTokenTile = 4;
 
 #define TP_EACH for (int i = 0; i < 16; ++i)
