@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 
 from twinpath.scheduler.scheduler import Scheduler
 from twinpath.types import Request, SamplingParams
 
 #: Rows of single prefill steps: few, so that a server is ready soon.
-_PREFILL_ROWS = (4, 16, 64, 128)
+_PREFILL_ROWS = (4, 16, 64)
 #: Streams that decode together, and tokens each.
 _STREAMS = (1, 4)
-_DECODE_TOKENS = 8
-#: A prompt of several chunks and the stream behind it: what context costs.
-_CONTEXT_TOKENS = 384
+_DECODE_TOKENS = 6
+#: A prompt longer than a chunk and the stream behind it: what many rows and context cost.
+_CONTEXT_TOKENS = 320
+#: A prompt beside a stream.
+_BESIDE_TOKENS = 128
 
 
 def calibrate(scheduler: Scheduler, answer: Callable[[list[Request]], None]) -> None:
     """Run requests by `answer`, which returns when they are done, and fit the scheduler's cost model to their steps."""
-    number = 1
+    numbers = count(1)
 
     def requests(*shapes: tuple[int, int]) -> list[Request]:
-        nonlocal number
-        number += len(shapes)
-        return [
-            warm_up_request(number + i, num_prompt, num_tokens) for i, (num_prompt, num_tokens) in enumerate(shapes)
-        ]
+        return [warm_up_request(next(numbers), num_prompt, num_tokens) for num_prompt, num_tokens in shapes]
 
     most = min(scheduler.limits.max_num_batched_tokens, scheduler.window_tokens - _DECODE_TOKENS - 1)
     scheduler.cost.kept = []
     scheduler.lanes_paused = True
-    for _ in range(2):
-        for num_rows in _PREFILL_ROWS:
-            answer(requests((min(num_rows, most), 1)))
-        for num_streams in _STREAMS:
-            answer(requests(*[(min(16, most), _DECODE_TOKENS)] * min(num_streams, scheduler.max_running)))
+    for num_rows in _PREFILL_ROWS:
+        answer(requests((min(num_rows, most), 1)))
+    for num_streams in _STREAMS:
+        answer(requests(*[(min(16, most), _DECODE_TOKENS)] * min(num_streams, scheduler.max_running)))
     long = min(_CONTEXT_TOKENS, scheduler.window_tokens - _DECODE_TOKENS - 1)
     answer(requests((long, _DECODE_TOKENS)))
     scheduler.lanes_paused = False
     scheduler.cost.fit(scheduler.cost.kept)
     # As it will be: a prompt beside streams. Its steps correct what the fit could not tell apart.
-    answer(requests((8, 2 * _DECODE_TOKENS), (long, 2)))
+    answer(requests((8, 2 * _DECODE_TOKENS), (min(_BESIDE_TOKENS, long), 2)))
     scheduler.cost.kept = None
 
 
