@@ -17,7 +17,7 @@ class HttpConfig:
     api_keys: tuple[str, ...] = ()
     #: Reuse connections.
     keepalive: bool = True
-    #: Idle seconds before a kept connection is closed; a proxy must close first (nginx: 60 s), so that reuse never races.
+    #: Idle seconds before a kept connection is closed; a proxy must close first (nginx: 60 s): no reuse then races.
     keepalive_timeout_s: int = 120
     max_connections: int = 10_000
     #: Largest request body.
