@@ -1,5 +1,6 @@
 # Everything a fresh machine needs is Python >= 3.11, a C++ compiler and make.
 #   make serve   environment, install, default model (once), then an OpenAI-compatible server on 127.0.0.1:8000
+#                another model or port: make serve MODEL=./model.gguf ARGS="--port 8001"
 #   make test    its own environment, then the whole suite
 #   make check   lint, format, types, import directions, sizes
 #   make bench   decode, TTFT and batch on this machine against other backends (see benchmarks/)
@@ -50,7 +51,7 @@ define environment
 $(1)/.installed: $$(BUILD_INPUTS)
 	@test -n "$$(PYTHON)" || { echo "twinpath needs Python >= 3.11 (set PYTHON=/path/to/python)" >&2; exit 2; }
 	@test -x $(1)/bin/python || { echo "creating $(1)"; $$(PYTHON) -m venv $(1); }
-	@echo "installing twinpath into $(1) (once; the native step is compiled here)"
+	@echo "installing twinpath into $(1) (once, one to three minutes: dependencies, and the C++ step is compiled)"
 	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.$(2)'
 	@touch $$@
 endef

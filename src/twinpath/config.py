@@ -15,9 +15,9 @@ class HttpConfig:
     port: int = 8000
     #: Accepted keys; empty: an open server that takes any key.
     api_keys: tuple[str, ...] = ()
-    #: Reuse connections (F7).
+    #: Reuse connections.
     keepalive: bool = True
-    #: Idle seconds before a kept connection is closed; longer than nginx's 75 s so that reuse never races.
+    #: Idle seconds before a kept connection is closed; a proxy must close first (nginx: 60 s): no reuse then races.
     keepalive_timeout_s: int = 120
     max_connections: int = 10_000
     #: Largest request body.
@@ -43,7 +43,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     #: None: chosen from the cores at start.
     threads: int | None = None
-    #: auto or a kernel set's name (avx512vnni, avx2, neon, portable): forcing one is for tests and comparisons.
+    #: auto or a kernel set (avx512vnni, avxvnni, avx2, neon, portable): forcing one is for tests and comparisons.
     isa: str = "auto"
     #: 16-bit activations answer as fp32 does; 8 is faster in prefill and changes answers (docs/decisions).
     activation_bits: Literal[8, 16] = 16

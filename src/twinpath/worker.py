@@ -111,7 +111,7 @@ def build_engine(settings: WorkerSettings, report: Report) -> tuple[Engine, dict
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise UserError("the reference engine needs torch: pip install 'twinpath[torch]'") from None
+            raise UserError("the reference engine needs torch: pip install 'torch>=2.11,<2.14'") from None
         reference = open_reference(config, settings.scheduler, report)
         return reference, reference.facts
     return _build_native(settings, report)

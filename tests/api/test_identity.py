@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from api.live_server import LiveServer, Setup, live_server
 from api.test_bad_input import CHAT, HELLO, refusal
@@ -174,15 +175,15 @@ def scope(**headers: str) -> dict[str, Any]:
 
 def test_session_comes_from_the_first_source_that_has_one() -> None:
     caller = Caller()
-    fields = SamplingFields(prompt_cache_key="cache", metadata={"session_id": "meta"}, user="user")
+    fields = SamplingFields(prompt_cache_key="cache", metadata=Raw(b'{"session_id": "meta"}'), user="user")
     by_header = caller.session(scope(x_session_id="A", x_session_affinity="B"), fields)
     assert by_header == caller.session(scope(x_session_id="A"), SamplingFields())
     assert by_header != caller.session(scope(x_session_affinity="B"), fields)
     assert caller.session(scope(), fields) == caller.session(scope(), SamplingFields(user="cache"))
-    assert caller.session(scope(), SamplingFields(metadata={"session_id": "m"}, user="u")) == caller.session(
+    assert caller.session(scope(), SamplingFields(metadata=Raw(b'{"session_id": "m"}'), user="u")) == caller.session(
         scope(), SamplingFields(user="m")
     )
-    assert caller.session(scope(), SamplingFields(metadata=[1])) == ""
+    assert caller.session(scope(), SamplingFields(metadata=Raw(b"[1]"))) == ""
     assert caller.session(scope(x_session_id="  "), SamplingFields()) == ""
 
 

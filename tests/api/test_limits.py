@@ -102,6 +102,35 @@ def test_bytes_that_are_not_http_get_a_400_in_the_envelope(small: LiveServer) ->
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
+def test_transfer_codings_other_than_chunked_are_501_in_the_envelope(small: LiveServer) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    chunked = b'\r\n13\r\n{"prompt": "plain"}\r\n0\r\n\r\n'
+    for codings in (b"gzip, chunked", b"gzip\r\ntransfer-encoding: chunked"):
+        status, body = split(raw_exchange(small.port, head + b"transfer-encoding: " + codings + b"\r\n" + chunked))
+        assert status == 501
+        assert "chunked" in json.loads(body)["error"]["message"]
+    plain = head + b"connection: close\r\ntransfer-encoding: Chunked\r\n" + chunked
+    assert split(raw_exchange(small.port, plain))[0] == 200
+
+
+def test_http_1_0_gets_no_chunks(small: LiveServer) -> None:
+    """A stream ends with its connection; whole answers and refusals say their length."""
+    for streamed, max_tokens, expected in ((True, 3, 200), (False, 3, 200), (True, 0.5, 400)):
+        body = json.dumps({"prompt": "hi", "stream": streamed, "max_tokens": max_tokens}).encode()
+        head = b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        answer = raw_exchange(small.port, head % len(body) + body)
+        status, text = split(answer)
+        fields = answer.partition(b"\r\n\r\n")[0].lower()
+        assert status == expected
+        assert b"transfer-encoding" not in fields and b"connection: close" in fields
+        if streamed and status == 200:
+            assert b"content-length" not in fields
+            assert text.startswith(b"data: {") and text.endswith(b"data: [DONE]\n\n")
+        else:
+            assert b"content-length: %d" % len(text) in fields
+            json.loads(text)
+
+
 def test_connections_above_the_limit_hear_a_503() -> None:
     with live_server(Setup(http={"max_connections": 3})) as server:
         assert server.chat().status_code == 200  # One connection is the test client's own.

@@ -99,4 +99,3 @@ def test_agreement_counts_leading_tokens(theirs: list[int], same: int) -> None:
 
 def test_table_pads_short_rows() -> None:
     assert render([["a", "b"], ["long"]]) == "| a    | b |\n|------|---|\n| long |   |"
-

@@ -72,7 +72,7 @@ def test_wrong_value_is_one_line(changed: dict[str, Any], message: str) -> None:
 
 def test_missing_torch_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"--device cuda needs torch: pip install 'twinpath\[torch\]'"):
+    with pytest.raises(UserError, match=r"--device cuda needs torch: pip install 'torch>=2.11,<2.14'"):
         resolve("m", values(device="cuda"))
 
 

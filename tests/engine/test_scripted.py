@@ -168,6 +168,13 @@ def test_a_schedulers_mistake_is_a_script_error(second: StepPlan, message: str) 
         ("{", "is not valid"),
         ('{"scripts": [{"txet": "typo"}]}', "txet"),
         ('{"engine": {"depth": "deep"}}', "depth"),
+        ('{"engine": {"num_pages": 0}}', "num_pages"),
+        ('{"engine": {"page_size": -16}}', "page_size"),
+        ('{"engine": {"layers": 0}}', "layers"),
+        ('{"engine": {"max_slots": 99999999999}}', "max_slots"),
+        ('{"engine": {"step_ms": -1}}', "step_ms"),
+        ('{"default": {"chunks": []}}', "chunks"),
+        ('{"default": {"chunks": [1, 0]}}', "chunks"),
         (None, "cannot read"),
     ],
 )

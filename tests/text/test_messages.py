@@ -136,6 +136,17 @@ def test_only_a_system_message_for_a_template_without_that_role() -> None:
     assert render(NO_SYSTEM, says("system", "a")) == "[user]a"
 
 
+def test_thousands_of_long_neighbours_are_joined() -> None:
+    """30 MB in one turn; joined one by one, they would take minutes."""
+    texts = [str(index % 10) * 3000 if index % 3 else "" for index in range(10_000)]
+    messages = [{"role": "user", "content": text} for text in texts]
+    messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": ""}]
+    plain = normalize(messages, TemplateTraits(ChatTemplate(STRICT)))
+    assert [message["role"] for message in plain] == ["user", "assistant", "user"]
+    assert plain[0]["content"].split("\n\n") == [text for text in texts if text]
+    assert plain[2]["content"] == ""
+
+
 def test_neighbours_are_joined_only_where_the_template_refuses_them() -> None:
     messages = (says("user", "a"), says("user", "b"), says("assistant", "c"), says("assistant", ""), says("user", "d"))
     assert render(PLAIN, *messages) == "[user]a[user]b[assistant]c[assistant][user]d"

@@ -2,5 +2,5 @@
 
 Owns: routes, schemas, validation, SSE, the error envelope, keys, CORS, disconnects, stop strings, the listening server.
 May import: text, gateway, telemetry, ipc (plain data), contracts, config, types, errors.
-Never: torch, scheduler, engine, lanes, environment variables, `BaseHTTPMiddleware` (it hides disconnects).
+Never: torch, scheduler, engine, environment variables, `BaseHTTPMiddleware` (it hides disconnects).
 """

@@ -6,15 +6,16 @@ from typing import Any
 
 import msgspec
 
-from twinpath.api.schemas import ChatMessage
+from twinpath.api.schemas import MAX_PARTS, MAX_TOOL_CALLS, ChatMessage
 from twinpath.errors import InvalidRequest
 
 
 def to_turns(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     """Checked messages; a legacy `function_call` becomes a tool call.
 
-    Raises: InvalidRequest naming the content part that has no text.
+    Raises: InvalidRequest naming the content part that has no text, or what there is too much of.
     """
+    _check_counts(messages)
     for index, message in enumerate(messages):
         if isinstance(message.content, list):
             for position, part in enumerate(message.content):
@@ -22,6 +23,15 @@ def to_turns(messages: list[ChatMessage]) -> list[dict[str, Any]]:
                     param = f"messages[{index}].content[{position}]"
                     raise InvalidRequest(f"'{param}' has no text.", param=param)
     return [_to_turn(message) for message in messages]
+
+
+def _check_counts(messages: list[ChatMessage]) -> None:
+    num_calls = sum(len(message.tool_calls or ()) for message in messages)
+    num_parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    for count, most, what in ((num_calls, MAX_TOOL_CALLS, "tool calls"), (num_parts, MAX_PARTS, "content parts")):
+        if count > most:
+            message = f"'messages' hold {count} {what} in all; at most {most} are accepted."
+            raise InvalidRequest(message, param="messages")
 
 
 def _to_turn(message: ChatMessage) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.types import Scope
 
 from twinpath.api.headers import header
+from twinpath.api.raw_fields import session_in
 from twinpath.api.schemas import SamplingFields
 from twinpath.errors import Unauthorized
 
@@ -35,7 +35,7 @@ class Caller:
         for name in SESSION_HEADERS:
             if value := header(scope, name).decode("latin-1").strip():
                 return _digest("session", self.key_hash, value[:MAX_SESSION_CHARS])
-        for candidate in (fields.prompt_cache_key, _metadata_session(fields.metadata), fields.user):
+        for candidate in (fields.prompt_cache_key, session_in(fields.metadata), fields.user):
             if candidate:
                 return _digest("session", self.key_hash, candidate[:MAX_SESSION_CHARS])
         return ""
@@ -69,12 +69,6 @@ def _presented_key(scope: Scope) -> bytes:
     if scheme.lower() == b"bearer" and token.strip():
         return token.strip()
     return header(scope, b"x-api-key").strip()
-
-
-def _metadata_session(metadata: Any) -> str | None:
-    if isinstance(metadata, dict) and isinstance(value := metadata.get("session_id"), str):
-        return value
-    return None
 
 
 def _digest(*parts: str) -> str:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Raw
+
+from twinpath.api.raw_fields import asks_for
 from twinpath.api.schemas import MAX_STOP_CHARS, ChatCompletionRequest, CompletionRequest, SamplingFields
 from twinpath.errors import ContextOverflow, InvalidRequest
 from twinpath.text import StopSet
@@ -62,7 +65,8 @@ def check_served(fields: SamplingFields) -> None:
         if neutral is None:
             continue
         value = getattr(fields, name)
-        if value is not None and value not in neutral:
+        asked = asks_for(value, neutral) if isinstance(value, Raw) else value is not None and value not in neutral
+        if asked:
             raise InvalidRequest(f"'{name}' asks for something this server does not support yet.", param=name)
 
 

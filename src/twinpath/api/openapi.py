@@ -84,6 +84,9 @@ def _say_what_is_served(properties: dict[str, Any], model_name: str) -> None:
     for name, neutral in NEUTRAL_VALUES.items():
         if name in properties:
             properties[name] = {"enum": [*neutral, None], "description": "Nothing else is served yet."}
+    kwargs = properties.get("chat_template_kwargs")
+    if kwargs is not None:
+        kwargs["anyOf"] = [{"type": "object"}, {"type": "null"}]
     properties["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": "^[0-9]{1,19}$"}
     if "prompt" in properties:
         text, mixture = properties["prompt"]["anyOf"]

@@ -8,6 +8,7 @@ from twinpath.api.conversation import to_turns
 from twinpath.api.normalize import SamplingDoor
 from twinpath.api.offload import Offload
 from twinpath.api.ports import TextModel
+from twinpath.api.raw_fields import template_kwargs_in
 from twinpath.api.schemas import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest
 from twinpath.errors import InvalidRequest
 from twinpath.text import check_can_fit
@@ -27,7 +28,7 @@ class PromptEncoder:
 
         Raises: InvalidRequest with the template's own words when it refuses.
         """
-        kwargs = fields.chat_template_kwargs
+        kwargs = template_kwargs_in(fields.chat_template_kwargs)
         return await self._offload.run(
             num_bytes, lambda: self._text.encode_chat(to_turns(fields.messages), template_kwargs=kwargs)
         )

@@ -13,7 +13,8 @@ from http import HTTPStatus
 from typing import cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from twinpath.api.envelope import envelope
 from twinpath.errors import Overloaded, RequestError
@@ -84,6 +85,12 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refusal = RequestError("This server is no proxy.", status=HTTPStatus.METHOD_NOT_ALLOWED)
                 raise ValueError("CONNECT")
             return
+        codings = b",".join(value for name, value in self.headers if name == b"transfer-encoding")
+        if codings and codings.strip().lower() != b"chunked":
+            self._refusal = RequestError(
+                "Of transfer codings this server knows 'chunked' alone.", status=HTTPStatus.NOT_IMPLEMENTED
+            )
+            raise ValueError("transfer coding")
         super().on_headers_complete()
         if not self.keepalive and self.cycle is not None:
             self.cycle.keep_alive = False
@@ -91,6 +98,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        if cycle.scope["http_version"] == "1.0":
+            app = _ended_by_close(cycle, app)
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def _head_without_offer(self) -> bytes:
         """The head just read, without its `Upgrade`. The JDK's client offers h2c with every first request, and offers
@@ -140,6 +152,28 @@ def bounded_protocol(*, max_connections: int, keepalive: bool) -> type[BoundedPr
     """The protocol class with its limits: uvicorn builds one object per connection from a class alone."""
     limits = {"max_connections": max_connections, "keepalive": keepalive}
     return cast(type[BoundedProtocol], type("LimitedProtocol", (BoundedProtocol,), limits))
+
+
+def _ended_by_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """For HTTP/1.0, which knows no chunks (RFC 9112, 6.1): an answer without a length ends with its connection."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_plain(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name == b"content-length" for name, _ in message.get("headers", ()))
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif message["type"] == "http.response.body" and not has_length:
+                # uvicorn compares the two.
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return answer
 
 
 def _full(max_connections: int) -> RequestError:

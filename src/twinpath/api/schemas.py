@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct, field
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 #: Most entries of `logit_bias`, `stop` and `stop_token_ids`, and most prompts of one completions call.
 MAX_LOGIT_BIAS, MAX_STOPS, MAX_STOP_IDS, MAX_PROMPTS = 1024, 64, 256, 128
 #: Most characters of all stop strings together: they are compiled before the first token.
 MAX_STOP_CHARS = 4096
+#: Most messages of a conversation, and most tool calls and most content parts of all its messages together: templates
+#: take about 0.1 ms for each.
+MAX_MESSAGES, MAX_TOOL_CALLS, MAX_PARTS = 10_000, 10_000, 10_000
+#: Largest `chat_template_kwargs`, and largest `metadata` that is looked into for a session id, in bytes of JSON.
+MAX_TEMPLATE_KWARGS_BYTES = MAX_METADATA_BYTES = 64 * 1024
 
 Count = Annotated[int, Meta(ge=0, le=INT64_MAX)] | Annotated[float, Meta(ge=0, lt=2.0**63, multiple_of=1)]
 Positive = Annotated[int, Meta(ge=1, le=INT64_MAX)] | Annotated[float, Meta(ge=1, lt=2.0**63, multiple_of=1)]
@@ -33,6 +38,12 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopK = Annotated[int, Meta(ge=-1, le=INT64_MAX)] | Annotated[float, Meta(ge=-1, lt=2.0**63, multiple_of=1)]
 StopText = Annotated[str, Meta(min_length=1)]
 Stops = StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
+
+
+def _raw() -> Raw:
+    """A field that is not decoded with the body, since millions of small values would stop every stream: it is scanned
+    only. Empty when missing; `null` is the four characters."""
+    return field(default_factory=Raw)
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -69,22 +80,22 @@ class SamplingFields(Struct, kw_only=True):
     #: Accepted, without effect yet: one class of service, and the engine's ids are always ours.
     priority: Int64 | None = None
     request_id: str | None = None
-    metadata: Any = None
+    metadata: Raw = _raw()
     #: Declared to be refused: they would change the output.
     best_of: Positive | None = None
     use_beam_search: bool | None = None
     prompt_logprobs: Count | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
+    guided_json: Raw = _raw()
+    guided_regex: Raw = _raw()
+    guided_choice: Raw = _raw()
+    guided_grammar: Raw = _raw()
+    structured_outputs: Raw = _raw()
 
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
-class ContentPart(Struct, kw_only=True):
+class ContentPart(Struct, kw_only=True, gc=False):
     """One part of a message; only `text` parts are served."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
@@ -92,14 +103,14 @@ class ContentPart(Struct, kw_only=True):
     refusal: str | None = None
 
 
-class FunctionCall(Struct, kw_only=True):
+class FunctionCall(Struct, kw_only=True, gc=False):
     """A call the model made earlier; `arguments` is the text it wrote, which need not be JSON."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class ToolCall(Struct, kw_only=True):
+class ToolCall(Struct, kw_only=True, gc=False):
     """One replayed tool call; unknown extra keys are ignored and ids are free-form."""
 
     id: str | None = None
@@ -107,7 +118,7 @@ class ToolCall(Struct, kw_only=True):
     function: FunctionCall
 
 
-class ChatMessage(Struct, kw_only=True):
+class ChatMessage(Struct, kw_only=True, gc=False):
     """One turn of a conversation. Content may be text, parts, empty, null or missing for every role."""
 
     role: Role
@@ -123,20 +134,20 @@ class ChatMessage(Struct, kw_only=True):
 class ChatCompletionRequest(SamplingFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Raw = _raw()
     parallel_tool_calls: bool | None = None
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    functions: list[Any] | None = None
-    function_call: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    web_search_options: Any = None
+    tools: Raw = _raw()
+    tool_choice: Raw = _raw()
+    functions: Raw = _raw()
+    function_call: Raw = _raw()
+    response_format: Raw = _raw()
+    modalities: Raw = _raw()
+    audio: Raw = _raw()
+    web_search_options: Raw = _raw()
 
 
 class CompletionRequest(SamplingFields, kw_only=True):

@@ -60,7 +60,7 @@ def check_versions() -> Iterator[Finding]:
     names = ("uvicorn", "starlette", "uvloop", "httptools", "msgspec", "tokenizers", "huggingface-hub", "numpy")
     yield Finding("libraries", "ok", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))
     if importlib.util.find_spec("torch") is None:
-        yield Finding("torch", "ok", "not installed (CPU serving needs none; GPU: pip install 'twinpath[torch]')")
+        yield Finding("torch", "ok", "not installed (CPU serving needs none; GPU: pip install 'torch>=2.11,<2.14')")
     else:
         yield Finding("torch", "ok", importlib.metadata.version("torch"))
 

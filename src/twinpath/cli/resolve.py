@@ -118,7 +118,7 @@ def require_torch(device: str) -> None:
 
     if find_spec("torch") is None:
         wanted = "--device cuda" if device == "cuda" else "--engine reference"
-        raise UserError(f"{wanted} needs torch: pip install 'twinpath[torch]' (or torch>=2.11,<2.14)")
+        raise UserError(f"{wanted} needs torch: pip install 'torch>=2.11,<2.14'")
 
 
 def served_name(model: str) -> str:

@@ -112,7 +112,7 @@ SETTINGS: tuple[Setting, ...] = (
         "http_keepalive_timeout",
         "http",
         "keepalive_timeout_s",
-        "Idle seconds before a kept connection closes; longer than the proxy's (nginx: 75).",
+        "Idle seconds before a kept connection closes; longer than the proxy's upstream timeout (nginx: 60).",
         panel="HTTP",
     ),
     Setting("http_max_connections", "http", "max_connections", "Most open connections.", panel="HTTP"),
@@ -132,7 +132,7 @@ SETTINGS: tuple[Setting, ...] = (
         default=None,
         panel="Engine",
     ),
-    Setting("device", "engine", "device", "Where steps run; cuda needs twinpath[torch].", panel="Engine"),
+    Setting("device", "engine", "device", "Where steps run; cuda needs torch.", panel="Engine"),
     Setting(
         "dtype", "engine", "dtype", "Arithmetic of the reference engine.", type=Dtype, default="auto", panel="Engine"
     ),

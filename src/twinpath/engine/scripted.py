@@ -14,7 +14,7 @@ import time
 from collections import deque
 from pathlib import Path
 from threading import Condition, Event
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -32,6 +32,12 @@ from twinpath.types import (
     TokenLogprob,
 )
 
+#: Far more than any test needs; a typing mistake must not ask for all memory.
+_MOST = 2**20
+Size = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+Index = Annotated[int, msgspec.Meta(ge=0)]
+Span = Annotated[float, msgspec.Meta(ge=0)]
+
 #: The byte vocabulary's end-of-turn id: 0..255 are the bytes.
 END_ID = 256
 
@@ -43,16 +49,16 @@ class ScriptError(Exception):
 class ScriptedShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the engine claims to be, and how long it pretends to work."""
 
-    depth: int = 1
-    page_size: int = 16
-    num_pages: int = 512
-    max_model_len: int = 4096
-    max_slots: int = 64
-    max_step_tokens: int = 4096
-    vocab_size: int = 512
-    layers: int = 4
-    step_ms: float = 0.0
-    prefill_us_per_token: float = 0.0
+    depth: Size = 1
+    page_size: Size = 16
+    num_pages: Size = 512
+    max_model_len: Size = 4096
+    max_slots: Size = 64
+    max_step_tokens: Size = 4096
+    vocab_size: Size = 512
+    layers: Size = 4
+    step_ms: Span = 0.0
+    prefill_us_per_token: Span = 0.0
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,17 +67,17 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     match: str | None = None
     once: bool = False
     text: str = ""
-    tokens: tuple[int, ...] | None = None
+    tokens: tuple[Index, ...] | None = None
     bytes_hex: str | None = None
-    repeat: int = 1
-    chunks: tuple[int, ...] = (1,)
-    step_ms: float = 0.0
-    fail_at: int | None = None
-    hang_at: int | None = None
-    crash_at: int | None = None
-    kill_at: int | None = None
-    stop_at: int | None = None
-    raise_at: int | None = None
+    repeat: Size = 1
+    chunks: Annotated[tuple[Size, ...], msgspec.Meta(min_length=1)] = (1,)
+    step_ms: Span = 0.0
+    fail_at: Index | None = None
+    hang_at: Index | None = None
+    crash_at: Index | None = None
+    kill_at: Index | None = None
+    stop_at: Index | None = None
+    raise_at: Index | None = None
 
     def answer(self) -> list[int]:
         if self.tokens is not None:

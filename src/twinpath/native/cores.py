@@ -47,7 +47,8 @@ def yield_to_waking_tasks() -> bool:
         return False
     size = ctypes.sizeof(_SchedAttr)
     attributes = _SchedAttr(size=size, nice=os.getpriority(os.PRIO_PROCESS, 0), runtime_ns=_STEP_SLICE_NS)
-    return ctypes.CDLL(None, use_errno=True).syscall(number, 0, ctypes.byref(attributes), 0) == 0
+    status: int = ctypes.CDLL(None).syscall(number, 0, ctypes.byref(attributes), 0)
+    return status == 0
 
 
 def _physical_cores() -> int:

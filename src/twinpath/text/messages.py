@@ -199,16 +199,16 @@ def _lead_first_user(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 def _join_neighbours(messages: Sequence[Message]) -> list[Message]:
-    joined: list[Message] = []
+    runs: list[list[Message]] = []
     for message in messages:
-        last = joined[-1] if joined else None
+        last = runs[-1][0] if runs else None
         simple = "tool_calls" not in message and message["role"] != "tool"
         if last is not None and simple and last["role"] == message["role"] and "tool_calls" not in last:
-            content = _GAP.join(filter(None, (last["content"], message["content"])))
-            joined[-1] = last | {"content": content}
+            runs[-1].append(message)
         else:
-            joined.append(message)
-    return joined
+            runs.append([message])
+    # At once: joined one by one, thousands of neighbours would be copied thousands of times.
+    return [run[0] | {"content": _GAP.join(filter(None, (message["content"] for message in run)))} for run in runs]
 
 
 def _user() -> Message:

@@ -105,7 +105,7 @@ StepStatus Stepper::run(const StepArgs& a, std::string* error) {
     const int64_t begin_ns = now_ns();
     run_rows(a);
     const int64_t end_ns = now_ns();
-    pool_->set_active(governor_.next(pool_->active(), pool_->num_threads(), end_ns, end_ns - begin_ns, pool_->take_late_ns()));
+    pool_->set_active(governor_.next(pool_->active(), pool_->num_threads(), end_ns, num_rows_, end_ns - begin_ns, pool_->take_late_ns()));
     return cancelled() ? StepStatus::kCancelled : StepStatus::kDone;
 }
 
