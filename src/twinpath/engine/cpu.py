@@ -16,7 +16,7 @@ from twinpath.engine.plan_check import check_plan
 from twinpath.errors import EngineError
 from twinpath.model.spec import ModelSpec
 from twinpath.model.tensors import Weights
-from twinpath.native.cores import default_threads
+from twinpath.native.cores import default_threads, usable_cores
 from twinpath.native.library import load_library
 from twinpath.native.model import LoadReport, NativeModel, NativeOptions
 from twinpath.native.sampler import NativeSampler
@@ -118,6 +118,7 @@ class CpuEngine:
             "activations": f"{options.activation_bits} bits",
             "KV memory": f"{pool_mb:,.0f} MB, touched as used",
         }
+        self._fills_cores = threads >= usable_cores()
         self._slots: dict[int, _Slot] = {}
         self._plan: StepPlan | None = None
         self._closed = False
@@ -277,6 +278,9 @@ class CpuEngine:
         self._sampler.append(slot_id, token)
         slot.history.append(token)
         output.tokens[index] = token
+        if self._fills_cores and position == slot.num_prompt:
+            # Gateway and client wait for a core with the first token: a step on all of them would hold it for 4 ms.
+            self.model.leave_core()
         if slot.sampling.logprobs is not None:
             output.logprobs[index] = [self._sampler.token_logprob(logits, token, slot.sampling.logprobs)]
 

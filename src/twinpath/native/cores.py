@@ -16,6 +16,11 @@ _STEP_SLICE_NS = 4_000_000
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 
 
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def default_threads() -> int:
     """Physical cores this process may run on, cut to its cgroup's quota; at least 1."""
     return max(1, min(_physical_cores(), _quota_cores(), MOST_THREADS))

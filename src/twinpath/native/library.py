@@ -139,6 +139,8 @@ def _declare(handle: ctypes.CDLL) -> None:
     handle.tp_step.argtypes = (c_void_p, POINTER(StepArgs))
     handle.tp_lm_head.argtypes = (c_void_p, c_void_p, c_int32, c_void_p, c_int64)
     handle.tp_set_threads.argtypes = (c_void_p, c_int32)
+    handle.tp_leave_core.argtypes = (c_void_p,)
+    handle.tp_leave_core.restype = None
     handle.tp_test_gemm.argtypes = (c_char_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_int32, c_void_p)
     handle.tp_test_dequantize.argtypes = (c_int32, c_int32, c_int32, c_void_p, c_void_p)
     for name in ("tp_set_tensor", "tp_prepare", "tp_step", "tp_lm_head", "tp_set_threads", "tp_test_gemm",

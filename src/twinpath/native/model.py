@@ -139,6 +139,10 @@ class NativeModel:
         """From any thread: grows while a step works."""
         return int(self._library.tp_progress(self._handle)) if self._handle else 0
 
+    def leave_core(self) -> None:
+        """The next step runs with one thread less: somebody has a token to pass on."""
+        self._library.tp_leave_core(self._handle)
+
     def set_threads(self, threads: int) -> None:
         """Between steps."""
         if self._library.tp_set_threads(self._handle, threads) != STATUS_DONE:

@@ -114,6 +114,11 @@ TP_EXPORT int32_t tp_set_threads(void* handle, int32_t num_threads) {
     return h->stepper->set_threads(num_threads) ? 0 : h->fail("no memory for the threads", 3);
 }
 
+TP_EXPORT void tp_leave_core(void* handle) {
+    auto* h = static_cast<Handle*>(handle);
+    if (h->stepper) h->stepper->leave_core();
+}
+
 TP_EXPORT int64_t tp_progress(void* handle) {
     auto* h = static_cast<Handle*>(handle);
     return h->stepper ? h->stepper->progress() : 0;
