@@ -69,8 +69,9 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     #: Split long prompts over steps; off: a prompt runs in one step.
     enable_chunked_prefill: bool = True
-    #: Keep the tokens of running streams on time beside long prompts; off: prefill fills every step.
-    lanes: Literal["on", "off"] = "on"
+    #: Keep the tokens of running streams on time beside long prompts; off: prefill fills every step. Not the default until
+    #: its budgets are measured to hold.
+    lanes: Literal["on", "off"] = "off"
     #: Prompts with more uncached tokens take the FLEX lane. None: chosen for the device.
     flex_threshold: int | None = None
     #: Longest time between a stream's tokens beside prefill, as a multiple of its decode step alone.
@@ -78,7 +79,7 @@ class SchedulerConfig:
     #: The same in milliseconds, instead.
     itl_budget_ms: float | None = None
     #: Who is served first.
-    policy: Literal["fcfs", "priority", "sjf", "edf", "base", "twinpath"] = "twinpath"
+    policy: Literal["fcfs", "priority", "sjf", "edf", "base", "twinpath"] = "fcfs"
 
 
 @dataclass(frozen=True, slots=True)
