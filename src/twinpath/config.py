@@ -69,8 +69,8 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     #: Split long prompts over steps; off: a prompt runs in one step.
     enable_chunked_prefill: bool = True
-    #: Keep the tokens of running streams on time beside long prompts; off: prefill fills every step. Not the default until
-    #: its budgets are measured to hold.
+    #: Keep the tokens of running streams on time beside long prompts; off: prefill fills every step. Not the default
+    #: until its budgets are measured to hold.
     lanes: Literal["on", "off"] = "off"
     #: Prompts with more uncached tokens take the FLEX lane. None: chosen for the device.
     flex_threshold: int | None = None
