@@ -12,6 +12,9 @@ namespace tp {
 namespace {
 
 // Tokens per task of a matrix multiplication: bounds a task, and so the time to react to a cancel, to about a millisecond.
+// A token takes about 1 ms from the step to its client.
+constexpr int64_t kLeaveCoreNs = 2'000'000;
+constexpr int kMostRowsBesideOthers = 8;
 constexpr int kTokensPerTask = 256;
 // Weights of a task when several tokens share them: stay in the first-level cache while token tiles pass by.
 constexpr int64_t kTaskWeightBytes = 12 * 1024;
@@ -96,14 +99,16 @@ void Stepper::lay_out(const StepArgs& a) {
     num_rows_ = static_cast<int>(rows_.size());
 }
 
+void Stepper::leave_core() { leave_core_until_ns_ = now_ns() + kLeaveCoreNs; }
+
 StepStatus Stepper::run(const StepArgs& a, std::string* error) {
     *error = check(a);
     if (!error->empty()) return StepStatus::kBadArguments;
     cancel_ = a.cancel;
     lay_out(a);
     if (num_rows_ == 0) return cancelled() ? StepStatus::kCancelled : StepStatus::kDone;
-    const bool leaves_core = leaves_core_ && pool_->active() > 1;
-    leaves_core_ = false;
+    const bool leaves_core = num_rows_ <= kMostRowsBesideOthers && pool_->active() > 1 && now_ns() < leave_core_until_ns_;
+    leave_core_until_ns_ = 0;
     if (leaves_core) {  // not the governor's business: it would judge the step slow
         const int active = pool_->active();
         pool_->set_active(active - 1);

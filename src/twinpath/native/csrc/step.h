@@ -43,8 +43,9 @@ public:
     // logits [num_rows][stride] of hidden rows that a step kept; num_rows <= max_rows.
     StepStatus lm_head(const float* hidden, int num_rows, float* logits, int64_t stride, std::string* error);
     bool set_threads(int num_threads);
-    // The next step runs with one thread less, if there is one to spare.
-    void leave_core() { leaves_core_ = true; }
+    // The next step runs with one thread less, if there is one to spare: not a prefill (its first token waits too), and not a
+    // step that comes later than whoever needs the core.
+    void leave_core();
 
     Model& model() { return model_; }
     ThreadPool& pool() { return *pool_; }
@@ -115,7 +116,7 @@ private:
     int64_t norm_id_ = 0;
     const int32_t* cancel_ = nullptr;
     Governor governor_;
-    bool leaves_core_ = false;
+    int64_t leave_core_until_ns_ = 0;
     std::atomic<int64_t> progress_{0};
 };
 
