@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from twinpath.engine.plan_check import check_plan
+from twinpath.engine.step_output import StepOutput, interrupted_result
 from twinpath.errors import EngineError
 from twinpath.model.spec import ModelSpec
 from twinpath.model.tensors import Weights
@@ -64,16 +65,6 @@ class _Slot:
     sampling: SamplingParams
     history: list[int]
     num_prompt: int
-
-
-@dataclass(slots=True)
-class _Output:
-    """What a step has produced so far, by segment index."""
-
-    tokens: dict[int, int] = field(default_factory=dict)
-    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
 
 
 class CpuEngine:
@@ -151,7 +142,7 @@ class CpuEngine:
             with self._lock:
                 self._plan = None
         elapsed_ms = (time.perf_counter() - started_s) * 1000.0
-        return _result(plan, output, elapsed_ms)
+        return interrupted_result(plan, elapsed_ms) if output is None else output.result(plan, elapsed_ms)
 
     def interrupt(self, step_id: int) -> None:
         with self._lock:
@@ -174,9 +165,9 @@ class CpuEngine:
         self._sampler.close()
         self.model.close()
 
-    def _run(self, plan: StepPlan) -> _Output | None:
+    def _run(self, plan: StepPlan) -> StepOutput | None:
         """None: interrupted, and nothing of the plan counts."""
-        output = _Output()
+        output = StepOutput()
         for init in plan.inits:
             self._bind(init)
         starts, lengths, sample, tables = plan.starts, plan.lengths, plan.sample, plan.block_tables
@@ -209,7 +200,7 @@ class CpuEngine:
         self._slots[init.slot] = _Slot(init.sampling, init.history.tolist(), init.num_prompt)
 
     def _resolve(
-        self, plan: StepPlan, output: _Output
+        self, plan: StepPlan, output: StepOutput
     ) -> tuple[Int32s, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
         """Tokens with PENDING ones filled in, and which segments want prompt log-probabilities; bad segments fail."""
         tokens = plan.tokens
@@ -252,7 +243,7 @@ class CpuEngine:
         keep: np.ndarray[tuple[int, ...], np.dtype[np.uint8]],
         logits: Float32s,
         hidden: Float32s,
-        output: _Output,
+        output: StepOutput,
     ) -> None:
         """Prompt log-probabilities and one sampled token per segment that asks."""
         logits_row = hidden_row = 0
@@ -269,9 +260,10 @@ class CpuEngine:
                     self._sample(slot_id, slot, start + length, logits[logits_begin], index, output)
             except EngineError as failure:
                 output.failures[index] = str(failure)
-                output.prompt_logprobs.pop(index, None)
 
-    def _sample(self, slot_id: int, slot: _Slot, position: int, logits: Float32s, index: int, output: _Output) -> None:
+    def _sample(
+        self, slot_id: int, slot: _Slot, position: int, logits: Float32s, index: int, output: StepOutput
+    ) -> None:
         if len(slot.history) != position:
             raise EngineError(f"{len(slot.history)} tokens are known, position {position} cannot be sampled")
         token = self._sampler.sample(slot_id, logits, position)
@@ -296,20 +288,3 @@ class CpuEngine:
                 self._sampler.token_logprob(row, token, num_top) for row, token in zip(block, targets, strict=True)
             ]
         return entries
-
-
-def _result(plan: StepPlan, output: _Output | None, elapsed_ms: float) -> StepResult:
-    counts = np.zeros(len(plan.slots), np.int32)
-    if output is None:
-        return StepResult(plan.step_id, counts, np.zeros(0, np.int32), interrupted=True, elapsed_ms=elapsed_ms)
-    sampled = sorted(output.tokens)
-    counts[sampled] = 1
-    return StepResult(
-        step_id=plan.step_id,
-        counts=counts,
-        tokens=np.array([output.tokens[i] for i in sampled], np.int32),
-        logprobs=output.logprobs,
-        prompt_logprobs=output.prompt_logprobs,
-        failures=output.failures,
-        elapsed_ms=elapsed_ms,
-    )

@@ -11,13 +11,13 @@ import time
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from twinpath.engine.plan_check import check_plan
 from twinpath.engine.reference_memory import ReferenceOptions, default_num_pages, describe_memory
 from twinpath.engine.reference_model import PagedCache, ReferenceModel
 from twinpath.engine.reference_step import StepRunner
+from twinpath.engine.step_output import interrupted_result
 from twinpath.errors import EngineError
 from twinpath.model.spec import ModelSpec
 from twinpath.model.tensors import Weights
@@ -133,12 +133,12 @@ class ReferenceEngine:
             was_stopped = False
             try:
                 if num_stopped_seen < self._num_stopped:
-                    result = _interrupted(plan)
+                    result = interrupted_result(plan)
                 else:
                     result = self._runner.run(plan, partial(self._before_layer, plan.step_id))
             except _Interrupted:
                 self._num_stopped += 1
-                result, was_stopped = _interrupted(plan), True
+                result, was_stopped = interrupted_result(plan), True
             except Exception as error:  # the caller waits for a result: it must learn that there will be none
                 failure = EngineError(f"step {plan.step_id} failed: {type(error).__name__}: {error}")
                 failure.__cause__ = error
@@ -152,12 +152,3 @@ class ReferenceEngine:
         self._progress += 1
         if self._outstanding.get(step_id, False):
             raise _Interrupted
-
-
-def _interrupted(plan: StepPlan) -> StepResult:
-    return StepResult(
-        step_id=plan.step_id,
-        counts=np.zeros(len(plan.slots), dtype=np.int32),
-        tokens=np.zeros(0, dtype=np.int32),
-        interrupted=True,
-    )

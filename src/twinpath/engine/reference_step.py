@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from twinpath.engine.reference_model import PagedCache, ReferenceModel
+from twinpath.engine.step_output import StepOutput
 from twinpath.errors import EngineError
 from twinpath.sampling.reference import sample, token_logprob
 from twinpath.types import (
@@ -54,16 +55,6 @@ class _Segment:
     table: Int32s
 
 
-@dataclass(slots=True)
-class _Output:
-    """What a step has produced so far, by segment index."""
-
-    tokens: dict[int, int] = field(default_factory=dict)
-    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
-
-
 class StepRunner:
     """Runs plans one after another over one model and one paged cache; holds the slots' state."""
 
@@ -78,7 +69,7 @@ class StepRunner:
         """Run `plan`, a well-formed one; `before_layer` may raise to leave it: then nothing of it counts."""
         for init in plan.inits:
             self._slots[init.slot] = _Slot(init.sampling, np.array(init.history, dtype=np.int32), init.num_prompt)
-        output = _Output()
+        output = StepOutput()
         segments = self._resolve(plan, output)
         if segments:
             x = self._layers(plan, segments, before_layer)
@@ -89,9 +80,9 @@ class StepRunner:
                 slot.failure = reason
         for slot_id in plan.releases:
             self._slots.pop(slot_id, None)
-        return _result(plan, output)
+        return output.result(plan)
 
-    def _resolve(self, plan: StepPlan, output: _Output) -> list[_Segment]:
+    def _resolve(self, plan: StepPlan, output: StepOutput) -> list[_Segment]:
         """The segments that can run, their tokens known; the others become failures."""
         segments: list[_Segment] = []
         ends = np.cumsum(plan.lengths)
@@ -149,7 +140,7 @@ class StepRunner:
             plan.residual[rows] = x.cpu().numpy()
         return x
 
-    def _finish(self, plan: StepPlan, segments: list[_Segment], x: Tensor, output: _Output) -> None:
+    def _finish(self, plan: StepPlan, segments: list[_Segment], x: Tensor, output: StepOutput) -> None:
         """Prompt log-probabilities and one sampled token per segment that asks."""
         ends = np.cumsum([s.length for s in segments])
         last_logits = self._model.logits(x[torch.from_numpy(ends - 1).to(x.device)]).cpu().numpy()
@@ -164,7 +155,7 @@ class StepRunner:
             except EngineError as failure:
                 output.failures[segment.index] = str(failure)
 
-    def _sample(self, segment: _Segment, logits: Float32s, output: _Output) -> None:
+    def _sample(self, segment: _Segment, logits: Float32s, output: StepOutput) -> None:
         slot, position = segment.slot, segment.start + segment.length
         if len(slot.history) != position:
             raise EngineError(f"{len(slot.history)} tokens are known, position {position} cannot be sampled")
@@ -185,19 +176,3 @@ class StepRunner:
             block = self._model.logits(x[first : first + len(targets)]).cpu().numpy()
             entries += [token_logprob(row, token, num_top) for row, token in zip(block, targets, strict=True)]
         return entries
-
-
-def _result(plan: StepPlan, output: _Output) -> StepResult:
-    sampled = sorted(output.tokens)
-    counts = np.zeros(len(plan.slots), dtype=np.int32)
-    counts[sampled] = 1
-    for index in output.failures:
-        output.prompt_logprobs.pop(index, None)
-    return StepResult(
-        step_id=plan.step_id,
-        counts=counts,
-        tokens=np.array([output.tokens[i] for i in sampled], dtype=np.int32),
-        logprobs=output.logprobs,
-        prompt_logprobs=output.prompt_logprobs,
-        failures=output.failures,
-    )
