@@ -61,7 +61,7 @@ class EngineLoop:
         self._answer([warm_up_request(0, num_prompt, 2)])
         if self._scheduler.limits.lanes is not None:
             calibrate(self._scheduler, self._answer)
-        self._scheduler.forget_prefixes()
+        self._scheduler.memory.forget_prefixes()
 
     def _answer(self, requests: list[Request]) -> None:
         """Run requests to their end, before the inbox is read."""

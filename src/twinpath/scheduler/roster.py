@@ -6,9 +6,9 @@ from bisect import insort
 
 from twinpath.contracts import Clock
 from twinpath.scheduler.chunk import Row
+from twinpath.scheduler.memory import Memory
 from twinpath.scheduler.policy import Policy, over_age
 from twinpath.scheduler.queue import WaitingQueue
-from twinpath.scheduler.residency import Residency
 from twinpath.scheduler.sequence import Lane, Phase, Sequence
 
 
@@ -19,9 +19,9 @@ class Roster:
         arrival, and `sequences` holds exactly those that wait or run.
     """
 
-    def __init__(self, policy: Policy, residency: Residency, clock: Clock, max_running: int) -> None:
+    def __init__(self, policy: Policy, memory: Memory, clock: Clock, max_running: int) -> None:
         self.policy = policy
-        self.residency = residency
+        self.memory = memory
         self.max_running = max_running
         self.sequences: dict[str, Sequence] = {}
         self.waiting = {lane: WaitingQueue(policy) for lane in Lane}
@@ -55,8 +55,7 @@ class Roster:
         if any(other.phase is Phase.PREEMPTING for other in self.running):
             return None  # It comes back to the queue, perhaps before everyone who waits.
         sequence = queue.first(self._clock())
-        # One spare page for each running sequence: else the newcomer is preempted at their next page border.
-        if not self.residency.admit(sequence, num_spare_pages=len(self.running)):
+        if not self.memory.admit(sequence, len(self.running)):
             return None
         queue.remove(sequence)
         sequence.phase = Phase.RUNNING
@@ -75,12 +74,10 @@ class Roster:
 
     def extend_pages(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence the pages of its first `num_tokens` positions; the policy's victim gives way."""
-        while self.residency.needs_page(sequence, num_tokens):
-            if self.residency.extend(sequence):
-                continue
+        while not self.memory.extend(sequence, num_tokens):
             if self._leaving:
                 return False  # Their pages come back once the plans that touch them are committed.
-            victim = self.policy.victim(self.running)
+            victim = self.memory.victim(self.running)
             self._preempt(victim)
             if victim is sequence or victim.in_flight:
                 return False  # It may even have a row in this very step.
@@ -96,14 +93,7 @@ class Roster:
         if not all(row.sample and row.length == 1 and row.sequence.started for row in rows):
             return 1
         repeat = min(max_repeat, *(row.sequence.max_outputs - row.sequence.num_outputs for row in rows))
-        if sum(self.residency.num_missing_pages(row.sequence, row.start + repeat) for row in rows) > (
-            self.residency.pool.num_available
-        ):
-            return 1
-        for row in rows:
-            for _ in range(self.residency.num_missing_pages(row.sequence, row.start + repeat)):
-                self.residency.extend(row.sequence)
-        return repeat
+        return repeat if self.memory.extend_ahead(rows, repeat) else 1
 
     def end(self, sequence: Sequence) -> None:
         """The request is over for its caller; slot and pages follow once no outstanding plan touches them."""
@@ -122,14 +112,14 @@ class Roster:
         if sequence.phase is Phase.PREEMPTING:
             self._requeue(sequence)
         elif sequence.phase is Phase.DONE and sequence.slot >= 0:
-            self.residency.give_back(sequence)
+            self.memory.residency.give_back(sequence)
 
     def check_integrity(self, in_flight: list[Sequence]) -> None:
         """Raise AssertionError unless pages, slots and queues agree; `in_flight`: those in outstanding plans."""
         holders = {sequence.order: sequence for sequence in (*in_flight, *self.running)}
         for sequence in holders.values():
             sequence.check_integrity()
-        self.residency.check_integrity(list(holders.values()))
+        self.memory.residency.check_integrity(list(holders.values()))
         orders = [sequence.order for sequence in self.running]
         assert orders == sorted(orders), "running sequences are not in order of arrival"
         waiting = [sequence for queue in self.waiting.values() for sequence in queue.ordered(self._clock())]
@@ -151,6 +141,6 @@ class Roster:
 
     def _requeue(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.residency.give_back(sequence)
+        self.memory.residency.give_back(sequence)
         sequence.start_over()
         self.waiting[sequence.lane].add(sequence, self._clock())

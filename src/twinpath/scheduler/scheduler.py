@@ -12,8 +12,8 @@ from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.cost import CostModel
 from twinpath.scheduler.forecast import Forecast, remaining_ms
 from twinpath.scheduler.lanes import Choice, LanePlanner, LaneSettings
+from twinpath.scheduler.memory import Memory
 from twinpath.scheduler.policy import FirstComeFirstServed, Policy, over_age
-from twinpath.scheduler.residency import Residency
 from twinpath.scheduler.roster import Roster
 from twinpath.scheduler.sequence import Lane, Phase, Sequence
 from twinpath.scheduler.step import Step, build_plan
@@ -77,8 +77,8 @@ class Scheduler:
         self._outstanding: deque[Step] = deque()
         self._next_order = 0
         self._next_step_id = 0
-        self._residency = Residency(info, self.window_tokens, limits.enable_prefix_caching)
-        self._roster = Roster(self.policy, self._residency, self._clock, self.max_running)
+        self.memory = Memory(info, self.window_tokens, limits.enable_prefix_caching, self.policy)
+        self._roster = Roster(self.policy, self.memory, self._clock, self.max_running)
         self._num_replans = 0
         #: Plan as without lanes, to measure steps of a given shape.
         self.lanes_paused = False
@@ -93,11 +93,11 @@ class Scheduler:
 
     @property
     def pool(self) -> PagePool:
-        return self._residency.pool
+        return self.memory.pool
 
     @property
     def prefix(self) -> PrefixCache:
-        return self._residency.prefix
+        return self.memory.prefix
 
     @property
     def num_running(self) -> int:
@@ -133,7 +133,7 @@ class Scheduler:
         if self._planner is None or self.forecast is None or self.lanes_paused:
             self._roster.add(sequence)
             return []
-        num_cached = self._residency.num_cached(sequence)
+        num_cached = self.memory.residency.num_cached(sequence)
         sequence.num_uncached -= num_cached
         sequence.lane = self._planner.lane_of(sequence.num_uncached)
         sequence.prefill_ms = self.forecast.prefill_ms(num_cached, sequence.num_uncached)
@@ -159,11 +159,6 @@ class Scheduler:
         if self.forecast is not None:
             self.forecast.forget(sequence)
         return [FinishEvent(request_id, FinishReason.ABORT, sequence.usage)]
-
-    def forget_prefixes(self) -> None:
-        """Empty the prefix cache of everything no running request uses, and start its statistics again."""
-        self.pool.forget_idle()
-        self.prefix.num_queried_tokens = self.prefix.num_hit_tokens = 0
 
     def interruptible(self) -> tuple[tuple[str, int], ...]:
         """(request id, step id) of outstanding steps that are mostly one request's prefill, for its cancellation.
@@ -283,7 +278,7 @@ class Scheduler:
                 sequence.needs_init = False
                 inits.append(SlotInit(sequence.slot, sequence.sampling, sequence.history(), sequence.num_prompt))
         begin, end = layers or (0, self.info.num_layers)
-        step = Step(self._next_step_id, rows, self._residency.take_releases(), begin, end, chunk)
+        step = Step(self._next_step_id, rows, self.memory.residency.take_releases(), begin, end, chunk)
         if max_repeat > 1 and self.info.depth == 1:
             step.repeat = self._roster.extend_ahead(rows, max_repeat)
         self._next_step_id += 1
@@ -294,7 +289,7 @@ class Scheduler:
             step.predicted_ms = self.cost.predict(step.shape)
             self._planner.note_planned(step.predicted_ms, step.shape.num_decode > 0)
             step.period = self._planner.period
-        return build_plan(step, tuple(inits), self._residency.block_tables)
+        return build_plan(step, tuple(inits), self.memory.residency.block_tables)
 
     # ------------------------------------------------------------------------------------------------------ commit
 
@@ -353,7 +348,7 @@ class Scheduler:
                 self._emit(sequence, [], None, events)
             # Repeats beyond a stop token wrote KV of tokens that do not count.
             sequence.num_computed = min(sequence.num_computed, sequence.num_known)
-            self._residency.offer_prefix(sequence)
+            self.memory.residency.offer_prefix(sequence)
 
     def _emit(
         self, sequence: Sequence, new_tokens: list[int], logprobs: list[TokenLogprob] | None, events: list[Event]
@@ -375,7 +370,7 @@ class Scheduler:
                 for row in later.rows:
                     if row.sequence.phase is not Phase.DONE:
                         row.sequence.roll_back()
-        self._residency.return_releases(step.releases)
+        self.memory.residency.return_releases(step.releases)
 
     # --------------------------------------------------------------------------------------------------- integrity
 
