@@ -66,6 +66,20 @@ async def test_a_message_larger_than_any_socket_buffer_passes(ends: tuple[Link, 
         assert await asyncio.to_thread(channel.receive) == Submit(request)
 
 
+async def test_receive_ends_without_a_message_after_its_time_or_when_woken(
+    ends: tuple[Link, Channel, Listener],
+) -> None:
+    link, channel, _ = ends
+    assert channel.receive(0.0) is None and channel.receive(0.001) is None
+    waiting = asyncio.create_task(asyncio.to_thread(channel.receive))
+    channel.wake()
+    async with asyncio.timeout(TIMEOUT_S):
+        assert await waiting is None
+    link.send(Cancel("r"))
+    async with asyncio.timeout(TIMEOUT_S):
+        assert await asyncio.to_thread(channel.receive) == Cancel("r")
+
+
 async def test_closing_the_link_ends_the_engines_side(ends: tuple[Link, Channel, Listener]) -> None:
     link, channel, listener = ends
     link.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 
 import pytest
@@ -20,21 +20,31 @@ from twinpath.types import Event, FinishEvent, FinishReason, TokensEvent
 TIMEOUT_S = 30
 
 
+class Wake:
+    """What `Pipe.wake` leaves in the queue."""
+
+
 class Pipe:
     """A Channel whose other end is the test."""
 
     def __init__(self) -> None:
-        self.to_engine: SimpleQueue[ToEngine | None] = SimpleQueue()
+        self.to_engine: SimpleQueue[ToEngine | Wake | None] = SimpleQueue()
         self.to_gateway: SimpleQueue[ToGateway] = SimpleQueue()
 
     def send(self, message: ToGateway) -> None:
         self.to_gateway.put(message)
 
-    def receive(self) -> ToEngine:
-        message = self.to_engine.get()
+    def receive(self, timeout_s: float | None = None) -> ToEngine | None:
+        try:
+            message = self.to_engine.get(timeout_s != 0.0, timeout_s or None)
+        except Empty:
+            return None
         if message is None:
             raise ChannelClosed("gone")
-        return message
+        return None if isinstance(message, Wake) else message
+
+    def wake(self) -> None:
+        self.to_engine.put(Wake())
 
     def close(self) -> None: ...
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import socket
 from collections import deque
 from threading import Lock
@@ -21,14 +23,22 @@ class ChannelClosed(Exception):
 
 
 class Channel(Protocol):
-    """What the engine process needs of a channel. `send` may be called from any thread, `receive` from one."""
+    """What the engine process needs of a channel. `send` and `wake` may be called from any thread, `receive` from one
+    at a time."""
 
     def send(self, message: ToGateway) -> None:
         """Raises: ChannelClosed when the gateway is gone."""
         ...
 
-    def receive(self) -> ToEngine:
-        """Wait for the next message. Raises: ChannelClosed on end of stream, FrameError on a broken one."""
+    def receive(self, timeout_s: float | None = None) -> ToEngine | None:
+        """Wait for the next message; None after the timeout (0: only what is there) or `wake`.
+
+        Raises: ChannelClosed on end of stream, FrameError on a broken one.
+        """
+        ...
+
+    def wake(self) -> None:
+        """The `receive` that waits, else the next one that would, returns None."""
         ...
 
     def close(self) -> None: ...
@@ -44,6 +54,10 @@ class SocketChannel:
         self._codec = engine_codec()
         self._send_lock = Lock()
         self._received: deque[ToEngine] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._poll.register(self._wake_read, select.POLLIN)
 
     def send(self, message: ToGateway) -> None:
         with self._send_lock:
@@ -53,10 +67,14 @@ class SocketChannel:
             except OSError as error:
                 raise ChannelClosed(str(error)) from None
 
-    def receive(self) -> ToEngine:
+    def receive(self, timeout_s: float | None = None) -> ToEngine | None:
         while not self._received:
             try:
-                data = self._connection.recv(_READ_BYTES)
+                data = self._connection.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if timeout_s == 0.0 or not self._wait(timeout_s):
+                    return None
+                continue
             except OSError as error:
                 raise ChannelClosed(str(error)) from None
             if not data:
@@ -64,7 +82,23 @@ class SocketChannel:
             self._received.extend(self._codec.feed(data))
         return self._received.popleft()
 
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"w")
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+        pipe, (self._wake_read, self._wake_write) = (self._wake_read, self._wake_write), (-1, -1)
+        for descriptor in pipe:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Until there is something to read; False after the timeout or `wake`."""
+        ready = self._poll.poll(None if timeout_s is None else timeout_s * 1e3)
+        if any(descriptor == self._wake_read for descriptor, _ in ready):
+            os.read(self._wake_read, 1)
+            return False
+        return bool(ready)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Lock
 
 from twinpath.ipc.channel import ChannelClosed
 from twinpath.ipc.codec import engine_codec, gateway_codec
 from twinpath.ipc.link import LinkHandler
 from twinpath.ipc.messages import ToEngine, ToGateway
+
+#: No message is an empty frame.
+_WAKE = b""
 
 
 class LocalChannel:
@@ -31,12 +34,20 @@ class LocalChannel:
             for arrived in self._gateway_codec.feed(self._codec.encode(message)):
                 self._post(arrived)
 
-    def receive(self) -> ToEngine:
-        frame = self._frames.get()
+    def receive(self, timeout_s: float | None = None) -> ToEngine | None:
+        try:
+            frame = self._frames.get(timeout_s != 0.0, timeout_s or None)
+        except Empty:
+            return None
         if frame is None:
             raise ChannelClosed("closed")
+        if not frame:
+            return self.receive(0.0) if timeout_s == 0.0 else None
         (message,) = self._codec.feed(frame)
         return message
+
+    def wake(self) -> None:
+        self._frames.put(_WAKE)
 
     def close(self) -> None:
         with self._lock:

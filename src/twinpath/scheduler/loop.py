@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from queue import Empty, SimpleQueue
-from threading import Thread
 
 from twinpath.contracts import Engine
 from twinpath.errors import EngineError
-from twinpath.ipc import Channel, ChannelClosed, FrameError
+from twinpath.ipc import Channel, ChannelClosed
 from twinpath.ipc.messages import Cancel, Drain, Events, Gauges, Heartbeat, Submit, ToEngine
 from twinpath.scheduler.calibration import calibrate, warm_up_request
+from twinpath.scheduler.inbox import Inbox
 from twinpath.scheduler.scheduler import Scheduler
 from twinpath.types import ErrorEvent, Event, Request
 
@@ -23,10 +22,10 @@ _WARM_UP_TOKENS = 24
 
 
 class EngineLoop:
-    """Drives one engine for one gateway. `run` blocks in its thread; a reader thread of its own fills the inbox.
+    """Drives one engine for one gateway. `run` blocks in its thread.
 
-    The reader sees a cancellation while the loop is inside a long step, and interrupts the step when it mostly serves
-    the cancelled request.
+    During a long step the inbox has a thread of its own, which sees a cancellation and interrupts the step when it
+    mostly serves the cancelled request.
     """
 
     def __init__(self, engine: Engine, scheduler: Scheduler, channel: Channel, *, owns_process: bool = True) -> None:
@@ -35,14 +34,13 @@ class EngineLoop:
         self._channel = channel
         #: Garbage collection is process-wide: only the owner of the process may switch it off.
         self._owns_process = owns_process
-        self._inbox: SimpleQueue[ToEngine | None] = SimpleQueue()
+        self._inbox = Inbox(channel, self._interrupt_for, self._interrupt_all)
         self._interruptible: tuple[tuple[str, int], ...] = ()
         self._num_turns = 0
         self._closing = False
 
     def run(self) -> None:
         """Serve until the gateway says Drain or goes away. An exception of the engine passes: the engine is lost."""
-        Thread(target=self._read, name="inbox", daemon=True).start()
         if self._owns_process:
             gc.collect()
             gc.freeze()
@@ -113,32 +111,32 @@ class EngineLoop:
                 return
             if len(plan.tokens) >= _LONG_STEP_TOKENS:
                 self._interruptible = self._scheduler.interruptible()
+                self._inbox.watch()
             self._engine.submit(plan)
 
     def _take_inbox(self) -> None:
-        while not self._inbox.empty():
-            self._handle(self._inbox.get())
+        while (message := self._inbox.take()) is not None:
+            self._handle(message)
 
     def _rest(self) -> None:
         """Wait for the next message; nothing is planned or outstanding."""
         if self._closing:
             return
-        if self._owns_process:
-            try:
-                self._handle(self._inbox.get(timeout=_COLLECT_AFTER_IDLE_S))
-                return
-            except Empty:
-                gc.collect()
-        self._handle(self._inbox.get())
+        message = self._inbox.wait(_COLLECT_AFTER_IDLE_S if self._owns_process else None)
+        if message is None and self._owns_process:
+            gc.collect()
+            message = self._inbox.wait()
+        if message is not None:
+            self._handle(message)
 
-    def _handle(self, message: ToEngine | None) -> None:
+    def _handle(self, message: ToEngine) -> None:
         match message:
             case Submit(request):
                 self._send(self._scheduler.add(request))
             case Cancel(request_id):
                 self._interrupt_for(request_id)
                 self._send(self._scheduler.cancel(request_id))
-            case Drain() | None:
+            case Drain():
                 self._closing = True
 
     def _send(self, events: list[Event]) -> None:
@@ -150,14 +148,6 @@ class EngineLoop:
             if dominant_id == request_id:
                 self._engine.interrupt(step_id)
 
-    def _read(self) -> None:
-        try:
-            while True:
-                message = self._channel.receive()
-                self._inbox.put(message)
-                if isinstance(message, Cancel):
-                    self._interrupt_for(message.request_id)
-        except (ChannelClosed, FrameError):
-            self._inbox.put(None)
-            for _, step_id in self._interruptible:
-                self._engine.interrupt(step_id)
+    def _interrupt_all(self) -> None:
+        for _, step_id in self._interruptible:
+            self._engine.interrupt(step_id)
