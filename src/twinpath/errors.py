@@ -18,6 +18,8 @@ TwinpathError
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class TwinpathError(Exception):
     """Root of every error twinpath raises on purpose."""
@@ -75,6 +77,16 @@ class ContextOverflow(InvalidRequest):
     """The prompt alone does not fit; clients recognise the code and compact."""
 
     code = "context_length_exceeded"
+    #: Of the prompt (at least so many), and of the window it did not fit.
+    num_tokens = 0
+    window_tokens = 0
+
+    @classmethod
+    def of(cls, message: str, *, param: str, num_tokens: int, window_tokens: int) -> ContextOverflow:
+        """With both numbers, for the dialects that word it in their own way."""
+        error = cls(message, param=param)
+        error.num_tokens, error.window_tokens = num_tokens, window_tokens
+        return error
 
 
 class Unauthorized(RequestError):
@@ -104,8 +116,21 @@ class BodyTooLarge(RequestError):
     status = 413
 
 
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """What the server takes at once, and when there is room again; for rate-limit headers."""
+
+    limit_requests: int
+    remaining_requests: int
+    limit_tokens: int
+    remaining_tokens: int
+    reset_s: float
+
+
 class Overloaded(RequestError):
-    """The server cannot take the request now; `retry_after_s` says when to try again."""
+    """The server cannot take the request now; `retry_after_s` says when to try again, 0 that it is no use."""
+
+    rate: RateLimit | None = None
 
     status = 429
     type = "overloaded_error"

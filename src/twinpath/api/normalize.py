@@ -47,10 +47,12 @@ def check_prompt_fits(num_prompt: int, window: int, param: str) -> int:
     Raises: ContextOverflow in words that clients recognise, so that they can compact; nothing is ever cut in silence.
     """
     if num_prompt >= window:
-        raise ContextOverflow(
+        raise ContextOverflow.of(
             f"This model's maximum context length is {window} tokens. However, your prompt has {num_prompt} tokens, "
             "which leaves no room for an answer. Please shorten the prompt.",
             param=param,
+            num_tokens=num_prompt,
+            window_tokens=window,
         )
     return window - num_prompt
 

@@ -15,8 +15,10 @@ def check_can_fit(num_chars: int, window: int, param: str) -> None:
     """
     least = num_chars // MAX_TOKEN_CHARS
     if least > window:
-        raise ContextOverflow(
+        raise ContextOverflow.of(
             f"This model's maximum context length is {window} tokens. However, your prompt has at least {least} tokens "
             f"({num_chars} characters). Please shorten the prompt.",
             param=param,
+            num_tokens=least,
+            window_tokens=window,
         )
