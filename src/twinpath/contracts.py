@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from twinpath.types import EngineInfo, Event, Request, StepPlan, StepResult
+from twinpath.types import EngineInfo, Event, Int32s, Request, StepPlan, StepResult
 
 
 class Clock(Protocol):
@@ -40,6 +40,35 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Constraint(Protocol):
+    """Follows one request's output through its grammar. Moves forward by committed tokens, back by none.
+
+    `num_left`: output tokens that may still come.
+    """
+
+    #: Why the request cannot go on, once it cannot.
+    error: str | None
+
+    def fill(self, words: Int32s, num_left: int) -> None:
+        """Which tokens may come next, into int32 [ceil(vocab / 32)] as `TokenMasks` has it; none after an error."""
+        ...
+
+    def accept(self, token: int, num_left: int) -> bool:
+        """Take the next token; `num_left` counts those after it. False: the answer could not be completed any more in
+        the tokens left, so this one does not count and its position is to be sampled again."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """The answer is complete and nothing can follow it."""
+        ...
+
+    @property
+    def closed_out(self) -> bool:
+        """The last tokens were forced, to complete the answer in the tokens left."""
+        ...
 
 
 class Generate(Protocol):

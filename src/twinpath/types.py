@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from threading import Event as Flag
 from typing import Literal
 
 import msgspec
@@ -54,12 +55,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
 
 
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """A language that the answer must be a word of; `twinpath.grammar` checks, compiles and follows it.
+
+    `source`: a JSON Schema, a regular expression, a JSON list of strings, a Lark grammar, or a JSON `ToolGrammar`.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "lark", "tools"]
+    source: str
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A valid request. Text has become token ids; `request_id` is ours and unique."""
 
     request_id: str
     prompt_ids: list[int]
     sampling: SamplingParams
+    #: None: free text.
+    grammar: Grammar | None = None
     #: Prefix-cache namespace: requests with different salts never share KV.
     cache_salt: str = ""
     #: Session key from headers or body, already hashed with the API key; "" when none. A hint, never a lock.
@@ -115,6 +128,15 @@ class TokensEvent(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
     cached_tokens: int = 0
     #: Only on a request's first event, when the server has lanes.
     promise: Promise | None = None
+    #: Only there: from its arrival until its prefill began.
+    waited_ms: float = 0.0
+
+
+class AdmittedEvent(msgspec.Struct, frozen=True, tag="admitted", array_like=True):
+    """Says the promise before the first token, when that is a second away or more."""
+
+    request_id: str
+    promise: Promise
 
 
 class FinishEvent(msgspec.Struct, frozen=True, tag="finish", array_like=True):
@@ -132,10 +154,12 @@ class ErrorEvent(msgspec.Struct, frozen=True, tag="error", array_like=True):
     message: str
     code: str = "engine_error"
     status: int = 500
+    #: When the same request would be taken; None: unknown. 0: never, as far as can be seen.
+    retry_after_s: float | None = None
 
 
-#: A request's life: zero or more TokensEvent, then exactly one FinishEvent or ErrorEvent.
-Event = TokensEvent | FinishEvent | ErrorEvent
+#: A request's life: perhaps one AdmittedEvent, zero or more TokensEvent, then exactly one FinishEvent or ErrorEvent.
+Event = AdmittedEvent | TokensEvent | FinishEvent | ErrorEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +173,26 @@ class SlotInit:
     sampling: SamplingParams
     history: Int32s
     num_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens the constrained segments of a plan may sample.
+
+    Shapes: segments int32 [num_masks], ascending; words int32 [num_masks, ceil(vocab / 32)]: bit t & 31 of word t >> 5
+        is set when token t may come.
+    Invariant: `words` is filled between the plan's `submit` and its `poll`, so that filling overlaps a device's step.
+        An engine calls `wait` right before it samples, never in `submit`.
+    """
+
+    segments: Int32s
+    words: Int32s
+    ready: Flag = field(default_factory=Flag)
+
+    def wait(self) -> dict[int, Int32s]:
+        """Segment index -> its words, once they are filled."""
+        self.ready.wait()
+        return dict(zip(self.segments.tolist(), self.words, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +228,8 @@ class StepPlan:
     #: A plan of single rows that all sample may run up to so many times, each time on the tokens just sampled: its
     #: result then has the same number of tokens for every segment. The block tables reach far enough.
     repeat: int = 1
+    #: None: no segment is constrained.
+    masks: TokenMasks | None = None
 
 
 @dataclass(frozen=True, slots=True)
