@@ -1,0 +1,68 @@
+"""Where parsers put what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twinpath.text.answer.parts import Part, ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolCallEnd, ToolCallStart
+
+
+class Output:
+    """Parts of one answer, numbered and joined; `take` empties it.
+
+    `tool_names`: what a call without markup of its own must name to be one. `max_calls`: None is no limit.
+    """
+
+    def __init__(self, tool_names: frozenset[str], max_calls: int | None, new_id: Callable[[], str]) -> None:
+        self.tool_names = tool_names
+        self.num_calls = 0
+        #: The text so far ends inside reasoning.
+        self.in_reasoning = False
+        self._max_calls = max_calls
+        self._new_id = new_id
+        self._parts: list[Part] = []
+        self._has_arguments = False
+
+    @property
+    def is_full(self) -> bool:
+        """As many calls as the caller wants are complete."""
+        return self._max_calls is not None and self.num_calls >= self._max_calls
+
+    def take(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def text(self, text: str) -> None:
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, TextDelta):
+            self._parts[-1] = TextDelta(last.text + text)
+        else:
+            self._parts.append(TextDelta(text))
+
+    def reasoning(self, text: str) -> None:
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, ReasoningDelta):
+            self._parts[-1] = ReasoningDelta(last.text + text)
+        else:
+            self._parts.append(ReasoningDelta(text))
+
+    def start_call(self, name: str) -> None:
+        self._has_arguments = False
+        self._parts.append(ToolCallStart(self.num_calls, self._new_id(), name))
+
+    def arguments(self, text: str) -> None:
+        if not text:
+            return
+        self._has_arguments = True
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, ToolArgumentsDelta):
+            self._parts[-1] = ToolArgumentsDelta(last.index, last.text + text)
+        else:
+            self._parts.append(ToolArgumentsDelta(self.num_calls, text))
+
+    def end_call(self) -> None:
+        """A call without arguments gets the empty object: clients parse them unasked."""
+        if not self._has_arguments:
+            self.arguments("{}")
+        self._parts.append(ToolCallEnd(self.num_calls))
+        self.num_calls += 1
