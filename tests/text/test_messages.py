@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from twinpath.text.chat_template import ChatTemplate
-from twinpath.text.messages import TemplateTraits, normalize
+from twinpath.text.messages import normalize
+from twinpath.text.template_traits import TemplateTraits
 
 #: Renders every role as it comes and knows nothing of tools, as SmolLM2's.
 PLAIN = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"

@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from twinpath.text.answer import answer_format
 from twinpath.text.chat_template import ChatTemplate
 from twinpath.text.text_model import TextModel
 from twinpath.text.tokenizer import Tokenizer, TokenizerRules, byte_alphabet
@@ -38,11 +39,18 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(backend, TokenizerRules("byte_level", vocab_size=VOCAB_SIZE))
 
 
-def byte_model(max_model_len: int = 4096, chat_template: str | None = None) -> TextModel:
+def byte_model(
+    max_model_len: int = 4096,
+    chat_template: str | None = None,
+    *,
+    tool_format: str = "auto",
+    reasoning_format: str = "auto",
+) -> TextModel:
     """A whole `TextModel` over `byte_tokenizer`."""
     return TextModel(
         tokenizer=byte_tokenizer(),
         template=ChatTemplate(chat_template or CHAT_TEMPLATE),
         stop_token_ids=(END_ID,),
         max_model_len=max_model_len,
+        answers=answer_format(chat_template or CHAT_TEMPLATE, tools=tool_format, reasoning=reasoning_format),
     )

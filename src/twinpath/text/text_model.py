@@ -8,13 +8,17 @@ from functools import cached_property
 from typing import Any
 
 from twinpath.errors import InvalidRequest
+from twinpath.text.answer import AnswerFormat, answer_format
 from twinpath.text.chat_template import ChatTemplate
 from twinpath.text.control_text import ControlTextGuard
 from twinpath.text.detokenizer import Detokenizer
 from twinpath.text.length import check_can_fit
-from twinpath.text.messages import TemplateTraits, normalize
+from twinpath.text.messages import normalize
+from twinpath.text.template_traits import TemplateTraits
 from twinpath.text.tokenizer import Segment, Tokenizer
 
+#: More than a reasoning mark and blanks after it are, spelled character by character.
+_END_TOKENS = 32
 #: What templates get from the server and nobody else.
 _OWN_NAMES = frozenset({"messages", "tools", "range"})
 
@@ -32,6 +36,8 @@ class TextModel:
     max_model_len: int
     #: From generation_config, then the alias: temperature, top_k, top_p, ... as the model's makers advise.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
+    #: How the model writes reasoning and tool calls.
+    answers: AnswerFormat = field(default_factory=lambda: answer_format(None))
 
     def encode_chat(
         self,
@@ -66,6 +72,23 @@ class TextModel:
         """A decoder for one answer. `continuation`: it goes on where a raw prompt ended, so a leading space is kept."""
         return self.tokenizer.detokenizer(continuation=continuation)
 
+    def answer_detokenizer(self) -> Detokenizer:
+        """A decoder for the text that an `AnswerParser` reads: control tokens that mark something there are shown."""
+        return self.tokenizer.detokenizer(shown_ids=self._mark_ids)
+
+    def opens_reasoning(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether the template has begun the reasoning that the model is to continue."""
+        reasoning = self.answers.reasoning
+        if reasoning is None:
+            return False
+        end = self.tokenizer.decode(prompt_ids[-_END_TOKENS:], skip_special=False)
+        return end.rstrip().endswith(reasoning.begin)
+
+    @cached_property
+    def _mark_ids(self) -> frozenset[int]:
+        special = self.tokenizer.special_tokens
+        return frozenset(special[mark] for mark in self.answers.marks if mark in special)
+
     @cached_property
     def _guard(self) -> ControlTextGuard:
         return ControlTextGuard(self.tokenizer)
@@ -87,7 +110,9 @@ class TextModel:
             raise InvalidRequest(reason, param="messages")
         if taken := next((name for name in template_kwargs or () if name in _OWN_NAMES), None):
             raise InvalidRequest(f"'chat_template_kwargs' cannot set '{taken}'", param="chat_template_kwargs")
-        given = (normalize(messages, traits), list(tools) if tools else None, dict(template_kwargs or {}))
+        messages = normalize(messages, traits, tools=tools or (), tool_format=self.answers.tools)
+        shown_tools = list(tools) if tools and traits.renders_tools else None
+        given = (messages, shown_tools, dict(template_kwargs or {}))
         try:
             mark = self._guard.choose_mark(*given)
             safe_messages, safe_tools, variables = (self._guard.protect(value, mark) for value in given)

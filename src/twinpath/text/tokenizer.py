@@ -8,7 +8,7 @@ time, so that a character split over tokens is never mistaken for damage.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -117,10 +117,13 @@ class Tokenizer:
         """Text of `ids`: what a `Detokenizer` yields over the same ids, so streams and one-shot answers agree."""
         return self.detokenizer(skip_special=skip_special).push(ids)
 
-    def detokenizer(self, *, skip_special: bool = True, continuation: bool = False) -> Detokenizer:
-        """A fresh incremental decoder. `continuation`: the text goes on after a prompt, so a leading space is meant."""
+    def detokenizer(
+        self, *, skip_special: bool = True, continuation: bool = False, shown_ids: Collection[int] = ()
+    ) -> Detokenizer:
+        """A fresh incremental decoder. `continuation`: the text goes on after a prompt, so a leading space is meant.
+        `shown_ids`: control tokens that are not left out."""
         strip = self.rules.strips_leading_space and not continuation
-        skipped = self.special_ids if skip_special else frozenset()
+        skipped = self.special_ids.difference(shown_ids) if skip_special else frozenset()
         return Detokenizer(self.token_bytes, skipped_ids=skipped, strip_leading_space=strip)
 
     def token_bytes(self, token_id: int) -> bytes:
