@@ -1,4 +1,5 @@
-// The thread governor against a simulated machine: `governor SCENARIO` prints the share of steps run with all threads, in percent.
+// The thread governor against a simulated machine of two cores: `governor SCENARIO` prints the share of steps run with all threads
+// and the mean step, in percent and microseconds.
 #include "governor.h"
 
 #include <cstdio>
@@ -6,22 +7,27 @@
 
 int main(int argc, char** argv) {
     const char* scenario = argc > 1 ? argv[1] : "";
+    const auto is = [scenario](const char* name) { return !std::strcmp(scenario, name); };
     tp::Governor governor;
     int active = 2, full = 0;
     int64_t now_ns = 0;
+    bool shares_core = is("shared");  // a busy process has the caller's core, not the worker's
     constexpr int kSteps = 4000;
     for (int step = 0; step < kSteps; ++step) {
-        const bool contended = !std::strcmp(scenario, "busy") || (!std::strcmp(scenario, "passing") && step < kSteps / 2);
-        const int rows = !std::strcmp(scenario, "mixed") ? 1 + step % 2 : 1;
+        const bool contended = is("busy") || is("shared") || ((is("passing") || is("looking")) && step < kSteps / 2);
+        const int rows = is("mixed") ? 1 + step % 2 : 1;
         // Idle: two threads 2.5 ms, one 4.3. Beside a busy process two threads lose a time slice now and then.
-        int64_t step_ns = active == 2 ? 2'500'000 : 4'300'000, late_ns = 0;
-        if (contended && active == 2 && step % 3) step_ns = 9'000'000, late_ns = 4'000'000;
-        if (!std::strcmp(scenario, "jitter") && active == 2) step_ns = 3'200'000, late_ns = 700'000;
+        int64_t step_ns = active == 2 ? 2'500'000 : 4'300'000, lost_ns = 0, stolen_ns = 0;
+        if (contended && active == 2 && step % 3) step_ns = 9'000'000, lost_ns = 4'000'000;
+        if (contended && active == 1 && shares_core) step_ns = 8'600'000, stolen_ns = 4'300'000;
+        if (is("jitter") && active == 2) step_ns = 3'200'000, lost_ns = 700'000;
         now_ns += step_ns;
         full += active == 2;
-        active = governor.next(active, 2, now_ns, rows, step_ns, late_ns);
+        active = governor.next(active, 2, now_ns, rows, step_ns, lost_ns + stolen_ns);
         if (active < 1 || active > 2) return 1;
+        if (governor.should_move(active, 2, now_ns, step_ns, stolen_ns)) shares_core = false;
+        if (is("looking") && governor.should_look(active, 2, now_ns) && !contended) governor.retry();
     }
-    std::printf("%d\n", full * 100 / kSteps);
+    std::printf("%d %lld\n", full * 100 / kSteps, static_cast<long long>(now_ns / kSteps / 1000));
     return 0;
 }

@@ -1,7 +1,7 @@
 // How many threads a step should use while other processes want the same processors.
 //
-// A worker that is descheduled inside a task stalls the whole phase for a time slice (1-4 ms, where a decode step takes 3). When
-// such stalls show, the governor runs a few steps with one thread less and keeps what was faster; while threads are left out, it
+// A thread that is descheduled inside a task stalls the whole phase for a time slice (1-4 ms, where a decode step takes 3). When
+// such stalls show (the caller waited for a worker, or lost its own processor), the governor runs a few steps with one thread less and keeps what was faster; while threads are left out, it
 // tries one more now and then. Only steps of the same number of rows are compared.
 #pragma once
 
@@ -11,9 +11,9 @@ namespace tp {
 
 class Governor {
 public:
-    // Told what the last step with `active` of `most` threads took and how much of it was spent waiting for late threads,
+    // Told what the last step with `active` of `most` threads took and how much of it was lost to descheduled threads,
     // returns the number of threads for the next step. Times are monotonic.
-    int next(int active, int most, int64_t now_ns, int num_rows, int64_t step_ns, int64_t late_ns) {
+    int next(int active, int most, int64_t now_ns, int num_rows, int64_t step_ns, int64_t lost_ns) {
         if (most < 2 || active > most) return most;
         if (num_rows != num_rows_) {  // other work: what was measured does not compare
             num_rows_ = num_rows;
@@ -23,11 +23,11 @@ public:
             return now_ns < retry_at_ns_ ? before : most;
         }
         step_ns_ += step_ns;
-        late_ns_ += late_ns;
+        lost_ns_ += lost_ns;
         ++num_steps_;
         if (step_ns_ < kWindowNs || num_steps_ < kWindowSteps) return active;
         const int64_t mean_ns = step_ns_ / num_steps_;
-        const bool late = late_ns_ * kLatePart > step_ns_;
+        const bool late = lost_ns_ * kLatePart > step_ns_;
         clear();
         if (trying_from_) return judge(active, now_ns, mean_ns);
         if (now_ns < retry_at_ns_) return active;
@@ -35,12 +35,33 @@ public:
         return late ? try_with(active - 1, active, mean_ns) : active;
     }
 
+    // Whether the only thread that is left should look for another processor: somebody else had its own for `stolen_ns`
+    // of the last step. The window of a trial starts again behind the move.
+    bool should_move(int active, int most, int64_t now_ns, int64_t step_ns, int64_t stolen_ns) {
+        if (active > 1 || most < 2 || stolen_ns * kStolenPart < step_ns || now_ns < move_at_ns_) return false;
+        move_at_ns_ = now_ns + kMovePauseNs;
+        clear();
+        return true;
+    }
+
+    // While threads are left out: whether to look now and then if a processor stands idle; when one does, `retry`.
+    bool should_look(int active, int most, int64_t now_ns) {
+        if (active >= most || trying_from_ || now_ns < look_at_ns_) return false;
+        look_at_ns_ = now_ns + kLookNs;
+        return true;
+    }
+    void retry() { retry_at_ns_ = 0; }
+
 private:
     static constexpr int64_t kWindowNs = 15'000'000;  // a few time slices of the system's scheduler
     static constexpr int kWindowSteps = 3;
     static constexpr int kLatePart = 8;  // stalls of an eighth of the time are worth a try with one thread less
+    static constexpr int kStolenPart = 4;
+    static constexpr int64_t kMovePauseNs = 25'000'000;  // longer than a window: a trial ends though nothing helps
     static constexpr int64_t kShortestPauseNs = 100'000'000;
     static constexpr int64_t kLongestPauseNs = 1'600'000'000;
+    static constexpr int64_t kLongestPauseBusyNs = 400'000'000;  // between trials with less, while time is being lost
+    static constexpr int64_t kLookNs = 50'000'000;  // a few ticks of the system's own count
 
     int try_with(int threads, int from, int64_t mean_ns) {
         trying_from_ = from;
@@ -53,22 +74,24 @@ private:
         const int from = trying_from_;
         trying_from_ = 0;
         const bool better = mean_ns < mean_before_ns_;
+        const int64_t longest_ns = from > active ? kLongestPauseBusyNs : kLongestPauseNs;
         if (better) {
             pause_ns_ = kShortestPauseNs;
         } else {
-            pause_ns_ = 2 * pause_ns_ < kLongestPauseNs ? 2 * pause_ns_ : kLongestPauseNs;
+            pause_ns_ = 2 * pause_ns_ < longest_ns ? 2 * pause_ns_ : longest_ns;
         }
         retry_at_ns_ = now_ns + pause_ns_;
+        look_at_ns_ = now_ns + pause_ns_ / 4;
         return better ? active : from;
     }
 
-    void clear() { step_ns_ = late_ns_ = num_steps_ = 0; }
+    void clear() { step_ns_ = lost_ns_ = num_steps_ = 0; }
 
     int num_rows_ = 0;
     int trying_from_ = 0;  // threads before the trial that is going on; 0: none is
     int64_t mean_before_ns_ = 0;
-    int64_t step_ns_ = 0, late_ns_ = 0, num_steps_ = 0;
-    int64_t retry_at_ns_ = 0, pause_ns_ = kShortestPauseNs;
+    int64_t step_ns_ = 0, lost_ns_ = 0, num_steps_ = 0;
+    int64_t move_at_ns_ = 0, look_at_ns_ = 0, retry_at_ns_ = 0, pause_ns_ = kShortestPauseNs;
 };
 
 }  // namespace tp

@@ -109,19 +109,15 @@ void ThreadPool::wait_for(int num_tasks, int64_t allowance_ns) {
     for (int spins = 1; done_.load(std::memory_order_acquire) != num_tasks; ++spins) {
         pause();
         if (spins % kSpinsPerLook || now_ns() - begin_ns < kBlockNs) continue;
+        const int64_t asleep_since_ns = now_ns();
         std::unique_lock<std::mutex> lock(mutex_);
         caller_sleeps_.store(true, std::memory_order_seq_cst);
         finished_.wait(lock, [this, num_tasks] { return done_.load(std::memory_order_seq_cst) == num_tasks; });
         caller_sleeps_.store(false, std::memory_order_seq_cst);
+        waits_.asleep_ns += now_ns() - asleep_since_ns;
     }
     const int64_t waited_ns = now_ns() - begin_ns;
-    if (waited_ns > allowance_ns) late_ns_ += waited_ns;
-}
-
-int64_t ThreadPool::take_late_ns() {
-    const int64_t late = late_ns_;
-    late_ns_ = 0;
-    return late;
+    if (waited_ns > allowance_ns) waits_.late_ns += waited_ns;
 }
 
 bool ThreadPool::has_news(int thread, uint64_t seen) const {

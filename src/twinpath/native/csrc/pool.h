@@ -40,9 +40,18 @@ public:
         run_shared(num_tasks, [](void* f, int i, int thread) { (*static_cast<Task*>(f))(i, thread); }, &task);
     }
 
-    // Time since the last call that the caller waited at the end of phases for longer than a task or two should take: the
-    // mark of a worker that lost its processor in the middle of a task.
-    int64_t take_late_ns();
+    struct Waits {
+        // Spent at the end of phases beyond what a task or two should take: the mark of a worker that lost its processor in
+        // the middle of a task.
+        int64_t late_ns = 0;
+        int64_t asleep_ns = 0;
+    };
+    // The caller's waits since the last call.
+    Waits take_waits() {
+        const Waits waits = waits_;
+        waits_ = {};
+        return waits;
+    }
 
 private:
     using Invoke = void (*)(void*, int, int);
@@ -68,7 +77,7 @@ private:
     Invoke invoke_ = nullptr;
     void* task_ = nullptr;
     uint64_t epoch_ = 0;
-    int64_t late_ns_ = 0;
+    Waits waits_;
     int num_threads_ = 1;
     std::vector<std::thread> workers_;
     std::mutex mutex_;

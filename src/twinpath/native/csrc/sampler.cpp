@@ -22,7 +22,7 @@ constexpr int32_t kMaxVocab = 1 << 19;  // totals stay below 2^53, exact as doub
 struct tp_sampler {
     tp_sampler(int32_t vocab, int32_t num_slots)
         : vocab_size(vocab), slots(num_slots), block_best(new int32_t[num_blocks_of(vocab)]),
-          block_scratch(new int32_t[num_blocks_of(vocab)]), candidates(vocab) {}
+          block_scratch(new int32_t[num_blocks_of(vocab)]), masked(new float[vocab]), candidates(vocab) {}
 
     int32_t draw(const Slot& slot, const float* logits, float best, int64_t position) {
         const tp_sampling& params = slot.params;
@@ -46,6 +46,7 @@ struct tp_sampler {
     std::vector<Slot> slots;
     std::unique_ptr<int32_t[]> block_best;
     std::unique_ptr<int32_t[]> block_scratch;
+    std::unique_ptr<float[]> masked;
     Candidates candidates;
     RowEdits edits;
 };
@@ -118,24 +119,30 @@ int32_t tp_sampler_append(tp_sampler* sampler, int32_t slot, int32_t token) {
     return TP_SAMPLER_OK;
 }
 
-int32_t tp_sampler_sample(tp_sampler* sampler, int32_t slot, float* logits, int64_t position) {
+int32_t tp_sampler_sample(tp_sampler* sampler, int32_t slot, float* logits, int64_t position, const uint32_t* mask) {
     if (!has_slot(sampler, slot) || !sampler->slots[slot].bound) return TP_SAMPLER_BAD_SLOT;
     const Slot& bound = sampler->slots[slot];
     RowEdits& edits = sampler->edits;
     edits.begin(logits);
     int32_t token;
     try {
-        adjust(bound, position, edits);
-        const int32_t lowest = scan_blocks(logits, sampler->vocab_size, sampler->block_best.get());
-        const Best best = find_best(logits, sampler->vocab_size, sampler->block_best.get(), lowest);
-        if (!edits.finite()) {
+        adjust(bound, position, mask != nullptr, edits);
+        bool finite = edits.finite();
+        const float* row = logits;
+        if (mask) {
+            row = sampler->masked.get();
+            finite &= copy_masked(logits, sampler->vocab_size, mask, sampler->masked.get());
+        }
+        const int32_t lowest = scan_blocks(row, sampler->vocab_size, sampler->block_best.get());
+        const Best best = find_best(row, sampler->vocab_size, sampler->block_best.get(), lowest);
+        if (!finite) {
             token = TP_SAMPLER_NOT_FINITE;
         } else if (best.status != TP_SAMPLER_OK) {
             token = best.status;
         } else if (bound.params.temperature < kGreedyBelow) {
             token = best.id;
         } else {
-            token = sampler->draw(bound, logits, best.logit, position);
+            token = sampler->draw(bound, row, best.logit, position);
         }
     } catch (const std::bad_alloc&) {
         token = TP_SAMPLER_NO_MEMORY;

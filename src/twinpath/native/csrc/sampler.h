@@ -33,7 +33,7 @@ struct tp_sampling {
 enum tp_sampler_status : int32_t {
     TP_SAMPLER_OK = 0,
     TP_SAMPLER_NOT_FINITE = -1,    // NaN or +inf in the row
-    TP_SAMPLER_NOTHING_LEFT = -2,  // every logit is -inf, before or after the stop mask
+    TP_SAMPLER_NOTHING_LEFT = -2,  // every logit is -inf, before or after the masks
     TP_SAMPLER_BAD_SLOT = -3,
     TP_SAMPLER_NO_MEMORY = -4,
 };
@@ -50,7 +50,9 @@ TP_SAMPLER_API int32_t tp_sampler_reset(tp_sampler* sampler, int32_t slot, const
 TP_SAMPLER_API int32_t tp_sampler_append(tp_sampler* sampler, int32_t slot, int32_t token);
 
 // Token at `position`, or a negative status. logits [vocab_size] is edited during the call and restored before it returns.
-TP_SAMPLER_API int32_t tp_sampler_sample(tp_sampler* sampler, int32_t slot, float* logits, int64_t position);
+// mask: nullptr, or ceil(vocab_size / 32) words: ids whose bit is 0 cannot come.
+TP_SAMPLER_API int32_t tp_sampler_sample(tp_sampler* sampler, int32_t slot, float* logits, int64_t position,
+                                         const uint32_t* mask);
 
 // Largest logit, ties to the lowest id, or a negative status. Needs no slot.
 TP_SAMPLER_API int32_t tp_argmax(const float* logits, int32_t vocab_size);

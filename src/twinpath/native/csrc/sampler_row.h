@@ -61,6 +61,24 @@ TP_CLONES int32_t scan_blocks(const float* logits, int32_t n, int32_t* block_bes
     return lowest;
 }
 
+// out[i] = logits[i] where bit i of the mask is set, else -inf. Returns whether every logit was finite or -inf.
+TP_CLONES bool copy_masked(const float* logits, int32_t n, const uint32_t* mask, float* out) {
+    constexpr int32_t kInfKey = 0x7f800000;
+    int32_t lowest = INT_MAX, highest = INT_MIN;
+    for (int32_t begin = 0; begin < n; begin += 32) {
+        const uint32_t word = mask[begin / 32];
+        const int32_t size = std::min(32, n - begin);
+        for (int32_t j = 0; j < size; ++j) {
+            const int32_t bits = bit_cast<int32_t>(logits[begin + j]), key = order_bits(bits);
+            lowest = key < lowest ? key : lowest;
+            highest = key > highest ? key : highest;
+            const int32_t chosen = (word >> j) & 1 ? bits : bit_cast<int32_t>(kNever);
+            out[begin + j] = bit_cast<float>(chosen);
+        }
+    }
+    return highest < kInfKey && lowest >= order_bits(INT_MIN | kInfKey);
+}
+
 TP_INLINE int32_t num_blocks_of(int32_t n) { return (n + kBlock - 1) / kBlock; }
 
 struct Best {

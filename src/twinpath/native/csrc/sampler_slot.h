@@ -112,7 +112,8 @@ private:
     bool finite_ = true;
 };
 
-void adjust(const Slot& slot, int64_t position, RowEdits& row) {
+// A mask says itself when the end may come: min_tokens is not for masked rows.
+void adjust(const Slot& slot, int64_t position, bool masked, RowEdits& row) {
     const tp_sampling& params = slot.params;
     for (const Bias& bias : slot.biases) row.set(bias.token, narrow(row.at(bias.token) + bias.bias));
     for (const Seen& seen : slot.seen.entries()) {
@@ -123,7 +124,7 @@ void adjust(const Slot& slot, int64_t position, RowEdits& row) {
         }
         row.set(seen.token, adjusted);
     }
-    if (position - slot.num_prompt < params.min_tokens) {
+    if (!masked && position - slot.num_prompt < params.min_tokens) {
         for (const int32_t token : slot.stops) row.set(token, kNever);
     }
 }

@@ -6,15 +6,18 @@
 #include <cstring>
 #include <utility>
 
+#include "core.h"
 #include "repack.h"
 
 namespace tp {
 namespace {
 
-// Tokens per task of a matrix multiplication: bounds a task, and so the time to react to a cancel, to about a millisecond.
 // A token takes about 1 ms from the step to its client.
 constexpr int64_t kLeaveCoreNs = 2'000'000;
 constexpr int kMostRowsBesideOthers = 8;
+// This much of a processor unused: a thread more has a place.
+constexpr double kIdleCore = 0.7;
+// Tokens per task of a matrix multiplication: bounds a task, and so the time to react to a cancel, to about a millisecond.
 constexpr int kTokensPerTask = 256;
 // Weights of a task when several tokens share them: stay in the first-level cache while token tiles pass by.
 constexpr int64_t kTaskWeightBytes = 12 * 1024;
@@ -109,17 +112,24 @@ StepStatus Stepper::run(const StepArgs& a, std::string* error) {
     if (num_rows_ == 0) return cancelled() ? StepStatus::kCancelled : StepStatus::kDone;
     const bool leaves_core = num_rows_ <= kMostRowsBesideOthers && pool_->active() > 1 && now_ns() < leave_core_until_ns_;
     leave_core_until_ns_ = 0;
-    if (leaves_core) {  // not the governor's business: it would judge the step slow
+    // Not the governor's business: it would judge the step slow, or many short tasks by what a long one lost.
+    if (leaves_core || num_rows_ > kMostRowsBesideOthers) {
         const int active = pool_->active();
-        pool_->set_active(active - 1);
+        pool_->set_active(leaves_core ? active - 1 : pool_->num_threads());
         run_rows(a);
         pool_->set_active(active);
+        pool_->take_waits();
         return cancelled() ? StepStatus::kCancelled : StepStatus::kDone;
     }
-    const int64_t begin_ns = now_ns();
+    const int64_t begin_ns = now_ns(), begin_cpu_ns = thread_cpu_ns();
     run_rows(a);
-    const int64_t end_ns = now_ns();
-    pool_->set_active(governor_.next(pool_->active(), pool_->num_threads(), end_ns, num_rows_, end_ns - begin_ns, pool_->take_late_ns()));
+    const int64_t end_ns = now_ns(), step_ns = end_ns - begin_ns;
+    const ThreadPool::Waits waits = pool_->take_waits();
+    // What this thread neither ran nor slept: somebody else had its processor.
+    const int64_t stolen_ns = std::max<int64_t>(0, step_ns - (thread_cpu_ns() - begin_cpu_ns) - waits.asleep_ns);
+    pool_->set_active(governor_.next(pool_->active(), pool_->num_threads(), end_ns, num_rows_, step_ns, waits.late_ns + stolen_ns));
+    if (governor_.should_move(pool_->active(), pool_->num_threads(), end_ns, step_ns, stolen_ns)) leave_this_core();
+    if (governor_.should_look(pool_->active(), pool_->num_threads(), end_ns) && idle_cores_.look(end_ns) > kIdleCore) governor_.retry();
     return cancelled() ? StepStatus::kCancelled : StepStatus::kDone;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core.h"
 #include "governor.h"
 #include "model.h"
 #include "scratch.h"
@@ -116,6 +117,7 @@ private:
     int64_t norm_id_ = 0;
     const int32_t* cancel_ = nullptr;
     Governor governor_;
+    IdleCores idle_cores_;
     int64_t leave_core_until_ns_ = 0;
     std::atomic<int64_t> progress_{0};
 };
