@@ -1,0 +1,58 @@
+"""Runs the sampler's kernels over rows of logits; allocates nothing, so it may be captured."""
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+
+from twinpath.kernels.sampler import kernel
+from twinpath.kernels.sampler.spec import BLOCK, NUM_BINS, SlotState, Workspace
+
+_NUM_WARPS = 8
+
+
+def sample_rows(
+    logits: Tensor,
+    row_slots: Tensor,
+    row_positions: Tensor,
+    row_masks: Tensor,
+    state: SlotState,
+    work: Workspace,
+    *,
+    num_rows: int,
+    greedy: bool = False,
+) -> None:
+    """Sample rows [0, num_rows): tokens and codes go to `work`, tokens also to the slots' history and counts.
+
+    Shapes: logits float32 [R, V], last axis contiguous; row_slots int32 [R], -1 for a row that is left out;
+        row_positions int32 [R], the position of the drawn token; row_masks int32 [R], the row of `work.allowed` that
+        masks this row, or -1. A slot appears at most once.
+    greedy: promise that every row is greedy: one launch instead of five.
+    """
+    vocab_size = logits.shape[1]
+    blocks = triton.cdiv(vocab_size, BLOCK)
+    grid = (num_rows, blocks)
+    options = {"num_warps": _NUM_WARPS, "enable_fp_fusion": False}
+    kernel.adjust_kernel[grid](
+        logits, logits.stride(0), row_slots, row_positions, row_masks, state.floats, state.ints,
+        state.history, state.history.stride(0), state.counts, state.bias, state.stops, work.allowed,
+        work.adjusted, work.bins, work.block_best, work.block_ids, work.rows, work.best, work.arrivals,
+        work.tokens, work.codes, vocab_size, state.stops.shape[1],
+        NUM_BINS=NUM_BINS, BLOCK=BLOCK, BLOCKS=blocks, **options,
+    )  # fmt: skip
+    if greedy:
+        return
+    kernel.weigh_kernel[grid](
+        row_slots, state.floats, state.ints, work.adjusted, work.weights, work.bins, work.rows, work.best,
+        work.arrivals, vocab_size, NUM_BINS=NUM_BINS, BLOCK=BLOCK, **options,
+    )  # fmt: skip
+    for _ in ("top_k", "top_p"):
+        kernel.cut_kernel[grid](
+            row_slots, state.floats, work.adjusted, work.weights, work.candidates, work.bins, work.rows, work.best,
+            work.arrivals, vocab_size, NUM_BINS=NUM_BINS, BLOCK=BLOCK, **options,
+        )  # fmt: skip
+    kernel.draw_kernel[grid](
+        row_slots, row_positions, state.floats, state.ints, state.history, state.history.stride(0), state.counts,
+        work.adjusted, work.weights, work.block_sums, work.rows, work.arrivals, work.tokens, work.codes,
+        vocab_size, BLOCK=BLOCK, BLOCKS=blocks, **options,
+    )  # fmt: skip

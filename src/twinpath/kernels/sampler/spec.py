@@ -1,0 +1,147 @@
+"""Layout of the device sampler: what it knows of each slot, its workspace per row, and how settings become numbers.
+
+Shape letters: S slots, R rows sampled at once, V vocabulary, W = ceil(V / 32) words of a bit mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from twinpath.sampling.reference import GREEDY_BELOW, WEIGHT_BITS
+from twinpath.types import SamplingParams
+
+#: Columns of `SlotState.floats` (float64).
+INVERSE_TEMPERATURE, TOP_P, MIN_WEIGHT, REPETITION, FREQUENCY, PRESENCE = range(6)
+NUM_FLOATS = 6
+#: Columns of `SlotState.ints` (int64).
+SEED, TOP_K, NUM_PROMPT, MIN_TOKENS, FLAGS = range(5)
+NUM_INTS = 5
+#: Bits of FLAGS: which tables a row reads.
+HAS_PENALTIES, HAS_BIAS, HAS_STOPS, IS_GREEDY = 1, 2, 4, 8
+
+#: Ids per program; what one program holds in registers.
+BLOCK = 2048
+#: Bins of the first cut: equal steps of log-probability from the best id to weight zero.
+NUM_BINS = 8192
+#: Columns of `Workspace.rows` (int64).
+NUM_ROW_INTS = 16
+
+#: `Workspace.codes`: why a row has no token. Texts as the plain sampler says them.
+OK, NOT_FINITE, ALL_MASKED = range(3)
+FAILURES = {
+    NOT_FINITE: "the model produced non-finite logits",
+    ALL_MASKED: "no token is left to sample: every logit is masked",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What sampling needs of every slot.
+
+    Shapes: floats float64 [S, NUM_FLOATS]; ints int64 [S, NUM_INTS]; history int32 [S, longest + 1]; counts int32
+        [S, V] (bit 0: in the prompt; the rest: times in the output); bias float64 [S, V]; stops int32 [S, W],
+        bit i % 32 of word i // 32 for id i.
+    """
+
+    floats: Tensor
+    ints: Tensor
+    history: Tensor
+    counts: Tensor
+    bias: Tensor
+    stops: Tensor
+
+    @classmethod
+    def allocate(cls, num_slots: int, vocab_size: int, longest: int, device: torch.device) -> SlotState:
+        words = -(-vocab_size // 32)
+        return cls(
+            floats=torch.zeros(num_slots, NUM_FLOATS, dtype=torch.float64, device=device),
+            ints=torch.zeros(num_slots, NUM_INTS, dtype=torch.int64, device=device),
+            history=torch.zeros(num_slots, longest + 1, dtype=torch.int32, device=device),
+            counts=torch.zeros(num_slots, vocab_size, dtype=torch.int32, device=device),
+            bias=torch.zeros(num_slots, vocab_size, dtype=torch.float64, device=device),
+            stops=torch.zeros(num_slots, words, dtype=torch.int32, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Scratch and results of up to R rows.
+
+    Shapes: adjusted float32, weights and candidates int64 [R, V]; bins int64 [R, NUM_BINS]; block_best float32,
+        block_ids int32, block_sums int64 [R, ceil(V / BLOCK)]; rows int64 [R, NUM_ROW_INTS]; best float32, arrivals,
+        tokens, codes int32 [R]; allowed int32 [R, W].
+    """
+
+    adjusted: Tensor
+    weights: Tensor
+    candidates: Tensor
+    bins: Tensor
+    block_best: Tensor
+    block_ids: Tensor
+    block_sums: Tensor
+    rows: Tensor
+    best: Tensor
+    arrivals: Tensor
+    tokens: Tensor
+    codes: Tensor
+    #: The masks that constrained rows of this step name; the caller fills it.
+    allowed: Tensor
+
+    @classmethod
+    def allocate(cls, num_rows: int, vocab_size: int, device: torch.device) -> Workspace:
+        blocks = -(-vocab_size // BLOCK)
+
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        return cls(
+            adjusted=zeros(num_rows, vocab_size, dtype=torch.float32),
+            weights=zeros(num_rows, vocab_size, dtype=torch.int64),
+            candidates=zeros(num_rows, vocab_size, dtype=torch.int64),
+            bins=zeros(num_rows, NUM_BINS, dtype=torch.int64),
+            block_best=zeros(num_rows, blocks, dtype=torch.float32),
+            block_ids=zeros(num_rows, blocks, dtype=torch.int32),
+            block_sums=zeros(num_rows, blocks, dtype=torch.int64),
+            rows=zeros(num_rows, NUM_ROW_INTS, dtype=torch.int64),
+            best=zeros(num_rows, dtype=torch.float32),
+            arrivals=zeros(num_rows, dtype=torch.int32),
+            tokens=zeros(num_rows, dtype=torch.int32),
+            codes=zeros(num_rows, dtype=torch.int32),
+            allowed=zeros(num_rows, -(-vocab_size // 32), dtype=torch.int32),
+        )
+
+
+def state_bytes(num_slots: int, num_rows: int, vocab_size: int, longest: int) -> int:
+    """Bytes of `SlotState` and `Workspace` together, for the memory budget."""
+    per_slot = 8 * (NUM_FLOATS + NUM_INTS) + 4 * (longest + 1) + 12 * vocab_size + vocab_size // 8 + 4
+    per_row = 20 * vocab_size + vocab_size // 8 + 8 * NUM_BINS + 16 * (-(-vocab_size // BLOCK)) + 8 * NUM_ROW_INTS + 16
+    return num_slots * per_slot + num_rows * per_row
+
+
+def settings(params: SamplingParams, num_prompt: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The slot's rows of `floats` and `ints`."""
+    greedy = params.temperature < GREEDY_BELOW
+    floats = np.zeros(NUM_FLOATS, np.float64)
+    floats[INVERSE_TEMPERATURE] = 0.0 if greedy else 1.0 / params.temperature
+    floats[TOP_P], floats[MIN_WEIGHT] = params.top_p, params.min_p * float(1 << WEIGHT_BITS)
+    floats[REPETITION], floats[FREQUENCY] = params.repetition_penalty, params.frequency_penalty
+    floats[PRESENCE] = params.presence_penalty
+    ints = np.zeros(NUM_INTS, np.int64)
+    ints[SEED] = np.uint64(params.seed & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
+    ints[TOP_K], ints[NUM_PROMPT], ints[MIN_TOKENS] = params.top_k, num_prompt, params.min_tokens
+    ints[FLAGS] = (
+        HAS_PENALTIES * has_penalties(params)
+        + HAS_BIAS * bool(params.logit_bias)
+        + HAS_STOPS * bool(params.stop_token_ids and params.min_tokens)
+        + IS_GREEDY * greedy
+    )
+    return floats, ints
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
