@@ -1,0 +1,1 @@
+"""A projection added to the residual, which also hands on what the next norm needs."""
