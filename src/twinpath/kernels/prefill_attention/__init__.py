@@ -1,0 +1,1 @@
+"""Attention of prefill rows over paged keys and values."""

@@ -1,0 +1,91 @@
+"""Paged prefill attention in Triton: online softmax over blocks of keys at fixed positions.
+
+Blocks begin at multiples of their size whatever the chunk, and a block that is masked for a row leaves its sums as they
+were, bit for bit: a row's result does not depend on how its prompt was cut. Source: Dao et al. 2022 (FlashAttention).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _attend_blocks(
+    acc, total, best, q, begin, end, table, k_head, v_head, positions, last_position, window, scale,
+    PAGE_STRIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, N: tl.constexpr,
+    IS_MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the key blocks of [begin, end) to every row's running sums."""
+    dims = tl.arange(0, DIM)
+    for first in tl.range(begin, end, N):
+        keys = first + tl.arange(0, N)
+        page = tl.load(table + keys // PAGE, mask=keys <= last_position, other=0).to(tl.int64)
+        cells = page * PAGE_STRIDE + (keys % PAGE) * D
+        if IS_MASKED or DIM != D:
+            inside = (keys <= last_position)[:, None] & (dims < D)[None, :]
+            k = tl.load(k_head + cells[:, None] + dims[None, :], mask=inside, other=0.0)
+            v = tl.load(v_head + cells[:, None] + dims[None, :], mask=inside, other=0.0)
+        else:
+            k = tl.load(k_head + cells[:, None] + dims[None, :])
+            v = tl.load(v_head + cells[:, None] + dims[None, :])
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if IS_MASKED:
+            seen = (keys[None, :] <= positions[:, None]) & (keys[None, :] > positions[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        base = tl.where(new_best == float("-inf"), 0.0, new_best)
+        shares = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(best - base)
+        total = total * shrink + tl.sum(shares, 1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(shares.to(v.dtype), v, acc, input_precision=PRECISION)
+        best = new_best
+    return acc, total, best
+
+
+@triton.jit
+def prefill_attention_kernel(
+    q, tiles, tables, max_pages, k_pages, v_pages, out, scale, window,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    PACK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Programs (head group, tile). A tile is M / PACK rows; the PACK query heads of one key head share a program."""
+    group, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # the longest first
+    num_rows = tl.load(tiles + tile * 4 + 1)
+    if num_rows == 0:
+        return
+    first_row = tl.load(tiles + tile * 4).to(tl.int64)
+    start = tl.load(tiles + tile * 4 + 2)
+    table = tables + tl.load(tiles + tile * 4 + 3).to(tl.int64) * max_pages
+    lanes = tl.arange(0, M)
+    dims = tl.arange(0, DIM)
+    row, head = lanes // PACK, group * PACK + lanes % PACK
+    inside = (row < num_rows)[:, None] & (dims < D)[None, :]
+    cells = ((first_row + row) * H + head)[:, None] * D + dims[None, :]
+    queries = tl.load(q + cells, mask=inside, other=0.0)
+    positions = start + row
+    last = start + num_rows - 1
+    kv_head = (group * PACK // (H // K)).to(tl.int64)
+    k_head, v_head = k_pages + kv_head * PAGE * D, v_pages + kv_head * PAGE * D
+    # Blocks that every row sees whole lie in [whole_begin, whole_end); those around them are masked.
+    first_block = tl.maximum(start - window + 1, 0) // N * N
+    whole_begin = tl.minimum(tl.maximum(last - window + N, 0) // N * N, last // N * N + N)
+    whole_end = tl.maximum((start + 1) // N * N, whole_begin)
+    whole_begin = tl.maximum(whole_begin, first_block)
+    acc = tl.zeros([M, DIM], tl.float32)
+    total = tl.zeros([M], tl.float32)
+    best = tl.full([M], float("-inf"), tl.float32)
+    acc, total, best = _attend_blocks(
+        acc, total, best, queries, first_block, whole_begin, table, k_head, v_head, positions, last, window, scale,
+        K * PAGE * D, PAGE, D, DIM, N, True, PRECISION,
+    )  # fmt: skip
+    acc, total, best = _attend_blocks(
+        acc, total, best, queries, whole_begin, whole_end, table, k_head, v_head, positions, last, window, scale,
+        K * PAGE * D, PAGE, D, DIM, N, False, PRECISION,
+    )  # fmt: skip
+    acc, total, best = _attend_blocks(
+        acc, total, best, queries, whole_end, last + 1, table, k_head, v_head, positions, last, window, scale,
+        K * PAGE * D, PAGE, D, DIM, N, True, PRECISION,
+    )  # fmt: skip
+    tl.store(out + cells, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
