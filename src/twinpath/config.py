@@ -26,6 +26,8 @@ class HttpConfig:
     allowed_origins: tuple[str, ...] = ("*",)
     #: An SSE comment line is sent when nothing else was for this long: proxies cut silent streams at 50 s.
     sse_keepalive_s: float = 10.0
+    #: Memory for the conversations that `previous_response_id` goes on with; 0 keeps none.
+    response_store_mb: int = 64
     #: Seconds a write to a slow reader may stall before the request is cancelled.
     write_timeout_s: float = 60.0
     #: Seconds that running requests get to finish after the first Ctrl-C or SIGTERM.
@@ -58,6 +60,27 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SloClass:
+    """A service class: what its requests are promised unless they say otherwise."""
+
+    name: str
+    #: First token this long after the request's last byte, and each later one after the one before; None: no promise.
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    #: Share of attention among requests of equal urgency.
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SloConfig:
+    """Which requests are promised what. The class named `default` is that of requests that name none."""
+
+    classes: tuple[SloClass, ...] = ()
+    #: API key -> name of the class of its requests.
+    class_of_key: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """What one step may hold."""
 
@@ -67,6 +90,12 @@ class SchedulerConfig:
     #: Requests waiting beyond this are refused with 429.
     max_waiting: int = 4096
     enable_prefix_caching: bool = True
+    #: Keep what a session's turns computed until the next one comes; needs prefix caching.
+    enable_session_kv: bool = True
+    #: Seconds without a turn after which a session's KV is free.
+    session_ttl_s: float = 300.0
+    #: Largest share of the KV pool that pinned templates may take.
+    max_pinned_share: float = 0.5
     #: Split long prompts over steps; off: a prompt runs in one step.
     enable_chunked_prefill: bool = True
     #: Keep the tokens of running streams on time beside long prompts; off: prefill fills every step. Not the default
@@ -80,6 +109,9 @@ class SchedulerConfig:
     itl_budget_ms: float | None = None
     #: Who is served first.
     policy: Literal["fcfs", "priority", "sjf", "edf", "base", "twinpath"] = "fcfs"
+    #: What becomes of a request whose target for the first token cannot be met: served in its turn; served after those
+    #: whose target can; or refused with 429.
+    admission: Literal["observe", "queue", "shed"] = "queue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +124,14 @@ class ServeConfig:
     engine: EngineConfig
     http: HttpConfig = field(default_factory=HttpConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    slo: SloConfig = field(default_factory=SloConfig)
+    #: Seconds without a word of the engine's process until it is replaced: its pulse beats every 0.5 s.
+    watchdog_silent_s: float = 3.0
     #: Overrides the model's own chat template (Jinja text).
     chat_template: str | None = None
+    #: How the model writes tool calls and reasoning: a name of `text/answer`, or auto, which looks at the template.
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     #: Sampling defaults that the alias sets on top of the model's generation_config.
     default_sampling: dict[str, float] = field(default_factory=dict)

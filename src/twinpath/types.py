@@ -63,6 +63,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
     kind: Literal["json_schema", "regex", "choice", "lark", "tools"]
     source: str
+    #: Free text comes first, up to and with this marker: reasoning. "": none does.
+    free_until: str = ""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +77,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     #: Prefix-cache namespace: requests with different salts never share KV.
     cache_salt: str = ""
+    #: Id of a request with the same prompt: this one starts when that one has its first token, and finds the prompt's KV
+    #: in the prefix cache. "" when there is none.
+    follows: str = ""
     #: Session key from headers or body, already hashed with the API key; "" when none. A hint, never a lock.
     session: str = ""
+    #: What the client calls that session, and whose it is (a hash of the API key, "" on an open server).
+    session_name: str = ""
+    tenant: str = ""
     #: When its last byte came, on the machine's monotonic clock; 0: when the scheduler got it.
     arrival_s: float = 0.0
     #: Service class, for metrics and defaults of the targets.
@@ -106,6 +114,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    #: Of the completion's; the text layer counts them.
+    reasoning_tokens: int = 0
 
 
 class Promise(msgspec.Struct, frozen=True, array_like=True):

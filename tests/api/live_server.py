@@ -20,7 +20,7 @@ import uvloop
 
 from twinpath.api.app import build_app
 from twinpath.api.server import StoppableServer, bind
-from twinpath.config import EngineConfig, HttpConfig, SchedulerConfig, ServeConfig
+from twinpath.config import EngineConfig, HttpConfig, SchedulerConfig, ServeConfig, SloConfig
 from twinpath.engine.scripted import Script, ScriptedEngine, ScriptedShape, ScriptFile
 from twinpath.gateway import LocalLauncher, Replica
 from twinpath.text.byte_model import byte_model
@@ -41,7 +41,10 @@ class Setup:
     shape: ScriptedShape = field(default_factory=ScriptedShape)
     http: dict[str, Any] = field(default_factory=dict)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    slo: SloConfig = field(default_factory=SloConfig)
     chat_template: str | None = None
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
     default_sampling: dict[str, float] = field(default_factory=dict)
     stall_s: float = 60.0
     keep_plans: bool = False
@@ -59,6 +62,7 @@ class LiveServer:
             engine=EngineConfig(model_path=Path("scripted.json"), kind="scripted"),
             http=config,
             scheduler=setup.scheduler,
+            slo=setup.slo,
             default_sampling=setup.default_sampling,
         )
         self.engine = ScriptedEngine(
@@ -91,7 +95,12 @@ class LiveServer:
         scheduler = self.setup.scheduler
         self.replica = Replica(LocalLauncher(self.engine, scheduler), max_waiting=scheduler.max_waiting)
         await self.replica.start()
-        text = byte_model(self.setup.shape.max_model_len, self.setup.chat_template)
+        text = byte_model(
+            self.setup.shape.max_model_len,
+            self.setup.chat_template,
+            tool_format=self.setup.tool_format,
+            reasoning_format=self.setup.reasoning_format,
+        )
         app = build_app(self.config, text, self.replica, stall_s=self.setup.stall_s)
         self.server = StoppableServer(app, self.config.http, on_ready=self._ready.set, drain=self.replica.drain)
         try:

@@ -45,8 +45,42 @@ class Stream:
     def choices(self) -> list[dict[str, Any]]:
         return [choice for chunk in self.chunks for choice in chunk.get("choices", [])]
 
+    def message(self) -> dict[str, Any]:
+        """Content, reasoning and calls, put together as openai-python does: calls by index, arguments joined."""
+        calls: dict[int, dict[str, Any]] = {}
+        for delta in (choice["delta"] for choice in self.choices()):
+            for piece in delta.get("tool_calls", ()):
+                index, function = piece["index"], piece["function"]
+                if index in calls:
+                    assert not piece.keys() & {"id", "type"} and "name" not in function, "said twice"
+                    calls[index]["function"]["arguments"] += function["arguments"]
+                else:
+                    assert index == len(calls) and piece["type"] == "function"
+                    calls[index] = {"id": piece["id"], "type": "function", "function": dict(function)}
+        reasoning = "".join(choice["delta"].get("reasoning_content", "") for choice in self.choices())
+        assert reasoning == "".join(choice["delta"].get("reasoning", "") for choice in self.choices())
+        return {"content": self.text, "reasoning": reasoning, "calls": [without_id(call) for call in calls.values()]}
+
     def logprobs(self) -> list[dict[str, Any]]:
         return [entry for choice in self.choices() if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+
+
+def without_id(call: dict[str, Any]) -> dict[str, Any]:
+    """Ids differ between any two answers."""
+    assert call["id"].startswith("call_")
+    return {"type": call["type"], "function": call["function"]}
+
+
+def folded(message: dict[str, Any]) -> dict[str, Any]:
+    """A whole answer's message in the form of `Stream.message`."""
+    calls = message.get("tool_calls", [])
+    assert message["role"] == "assistant" and (message["content"] or not calls or message["content"] is None)
+    assert message.get("reasoning") == message.get("reasoning_content")
+    return {
+        "content": message["content"] or "",
+        "reasoning": message.get("reasoning", ""),
+        "calls": [without_id(call) for call in calls],
+    }
 
 
 def parse(body: str) -> Stream:
@@ -86,11 +120,12 @@ def both(server: LiveServer, prompt: str, **fields: Any) -> tuple[Stream, dict[s
     assert answer.status_code == 200, answer.text
     whole = answer.json()
     [choice] = whole["choices"]
-    assert streamed.text == choice["message"]["content"]
+    assert streamed.message() == folded(choice["message"])
     assert streamed.finish_reasons == [choice["finish_reason"]]
     assert streamed.usage is not None
     # The second call finds the first one's prompt in the prefix cache; everything else is equal.
     for usage in (streamed.usage, whole["usage"]):
+        usage.pop("twinpath", None)
         usage["prompt_tokens_details"]["cached_tokens"] = 0
     assert streamed.usage == whole["usage"]
     if choice["logprobs"]:

@@ -84,14 +84,6 @@ def test_user_errors_are_not_retried(client: openai.OpenAI) -> None:
     assert unknown.value.code == "model_not_found"
 
 
-def test_tools_are_refused_until_they_are_served(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(
-            model=MODEL, messages=HELLO, tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}]
-        )
-    assert refused.value.param == "tools"
-
-
 def test_context_overflow_is_recognisable(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 4096 tokens") as refused:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "p" * 9000}], stream=True)

@@ -75,7 +75,7 @@ def test_many_values_are_ignored_or_refused_as_few_would_be(server: LiveServer) 
             assert answer.status_code == 200
     for name in ("tools", "functions", "guided_json", "audio", "response_format"):
         error = refusal(server.post(CHAT, HEADS[ChatCompletionRequest] + b',"%s":%s}' % (name.encode(), MANY)))
-        assert error["param"] == name
+        assert error["param"].partition("[")[0] == name
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,23 @@ from starlette.types import Receive, Scope, Send
 
 from twinpath.api.body import check_content_type, decode_body, read_body
 from twinpath.api.client_watch import ClientWatch
+from twinpath.api.deadlines import ServiceDesk
 from twinpath.api.exchange import Exchange
 from twinpath.api.normalize import SamplingDoor, check_prompt_fits, check_served
 from twinpath.api.offload import Offload
-from twinpath.api.ports import Replica, TextModel
+from twinpath.api.ports import Detokenizer, Replica, TextModel
 from twinpath.api.prompts import PromptEncoder
 from twinpath.api.schemas import CompletionRequest, SamplingFields
 from twinpath.api.sse import EventStream
+from twinpath.api.transcript import Transcript
 from twinpath.api.turn import Emit, Turn
 from twinpath.config import HttpConfig
 from twinpath.errors import ModelNotFound, Overloaded, RequestError
 from twinpath.text import StopSet
+from twinpath.text.answer import AnswerParser
 from twinpath.types import Request, SamplingParams
 
+B = TypeVar("B")
 F = TypeVar("F", bound=SamplingFields)
 JSON_HEADERS = [(b"content-type", b"application/json")]
 #: A client that stops in the middle of its body holds a connection; this ends it.
@@ -55,6 +59,7 @@ class Door:
     sampling: SamplingDoor
     prompts: PromptEncoder
     offload: Offload
+    desk: ServiceDesk
 
     def watch(self, receive: Receive, send: Send) -> ClientWatch:
         return ClientWatch(
@@ -66,16 +71,27 @@ class Door:
 
         Raises: RequestError, ClientGone.
         """
+        fields = await self.decode(scope, receive, decoder)
+        self.check_model(fields.model)
+        check_served(fields)
+        return fields
+
+    async def decode(self, scope: Scope, receive: Receive, decoder: msgspec.json.Decoder[B]) -> B:
+        """The body as it is, noted in the exchange.
+
+        Raises: RequestError, ClientGone.
+        """
         check_content_type(scope)
         body = await read_body(scope, receive, limit_bytes=self.http.max_body_bytes, idle_timeout_s=BODY_IDLE_TIMEOUT_S)
         exchange = Exchange.of(scope)
         exchange.body_at, exchange.num_body_bytes = monotonic(), len(body)
         # Decoding is a hundred times faster than encoding prompts.
-        fields = await self.offload.run(len(body) // 100, lambda: decode_body(body, decoder))
-        if fields.model and fields.model != self.model_name:
-            raise ModelNotFound(f"The model '{fields.model[:200]}' is not served here; see /v1/models.", param="model")
-        check_served(fields)
-        return fields
+        return await self.offload.run(len(body) // 100, lambda: decode_body(body, decoder))
+
+    def check_model(self, name: str | None) -> None:
+        """Raises: ModelNotFound."""
+        if name and name != self.model_name:
+            raise ModelNotFound(f"The model '{name[:200]}' is not served here; see /v1/models.", param="model")
 
     def room_after(self, prompt_ids: Sequence[int], param: str) -> int:
         """Tokens that may follow the prompt.
@@ -87,20 +103,47 @@ class Door:
             raise Overloaded("The model is still loading.", status=503, retry_after_s=5)
         return check_prompt_fits(len(prompt_ids), info.max_model_len, param)
 
-    def turn(self, ask: Ask, prompt_ids: list[int], sampling: SamplingParams, *, request_id: str) -> Turn:
-        """A generation that is ready to run, noted in the exchange."""
+    def turn(
+        self,
+        ask: Ask,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        parser: AnswerParser | None = None,
+    ) -> Turn:
+        """A generation that is ready to run, noted in the exchange. `parser`: None where all text is content."""
+        caller = ask.exchange.caller
+        service = self.desk.service(ask.scope, caller)
         request = Request(
             request_id=request_id,
             prompt_ids=prompt_ids,
             sampling=sampling,
-            cache_salt=ask.exchange.caller.cache_salt(ask.fields.cache_salt),
-            session=ask.exchange.caller.session(ask.scope, ask.fields),
+            cache_salt=caller.cache_salt(ask.fields.cache_salt),
+            session=caller.session(ask.scope, ask.fields),
+            arrival_s=ask.exchange.body_at,
+            class_name=service.class_name,
+            ttft_target_ms=service.ttft_ms,
+            tpot_target_ms=service.tpot_ms,
+            weight=service.weight,
+            priority=int(ask.fields.priority or 0),
         )
-        detokenizer = self.text.tokenizer.detokenizer(continuation=isinstance(ask.fields, CompletionRequest))
-        turn = Turn(request, detokenizer, ask.stops)
+        transcript = Transcript(
+            self._detokenizer(ask, parser),
+            ask.stops,
+            parser,
+            end_ids=sampling.stop_token_ids,
+            min_tokens=sampling.min_tokens,
+        )
+        turn = Turn(request, transcript, service)
         ask.exchange.turns.append(turn.stats)
         ask.exchange.engine_ids.append(request_id)
         return turn
+
+    def _detokenizer(self, ask: Ask, parser: AnswerParser | None) -> Detokenizer:
+        if parser is not None:
+            return self.text.answer_detokenizer()
+        return self.text.tokenizer.detokenizer(continuation=isinstance(ask.fields, CompletionRequest))
 
     async def run(self, turn: Turn, emit: Emit) -> None:
         """Run one turn to its end.
@@ -158,9 +201,9 @@ def shutting_down() -> RequestError:
     return Overloaded("The server is shutting down.", status=503, code="shutting_down", retry_after_s=5)
 
 
-def new_id(prefix: str) -> str:
+def new_id(prefix: str, separator: str = "-") -> str:
     """An id of our own: what the client sends never reaches the engine as an id."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+    return f"{prefix}{separator}{uuid.uuid4().hex}"
 
 
 def _first(errors: BaseExceptionGroup[RequestError]) -> RequestError:

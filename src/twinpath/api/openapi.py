@@ -10,11 +10,12 @@ from twinpath import __version__
 from twinpath.api.envelope import ErrorEnvelope
 from twinpath.api.normalize import NEUTRAL_VALUES
 from twinpath.api.responses import ChatCompletion, Completion, Health, ModelCard, ModelList
-from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest
+from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest, Tool, ToolFunction
 
 _REF = "#/components/schemas/{name}"
 _STRUCTS = (
     ChatCompletionRequest,
+    Tool,
     CompletionRequest,
     ChatCompletion,
     Completion,
@@ -23,6 +24,7 @@ _STRUCTS = (
     Health,
     ErrorEnvelope,
 )
+_CHOICES = ["none", "auto"]
 #: One event of a stream, as SSE parsers see it.
 _EVENT = {
     "type": "object",
@@ -84,6 +86,12 @@ def _say_what_is_served(properties: dict[str, Any], model_name: str) -> None:
     for name, neutral in NEUTRAL_VALUES.items():
         if name in properties:
             properties[name] = {"enum": [*neutral, None], "description": "Nothing else is served yet."}
+    if "tools" in properties:
+        nothing = {"type": "null"}
+        properties["tools"] = {"anyOf": [{"type": "array", "items": _schema_ref(Tool)}, nothing]}
+        properties["functions"] = {"anyOf": [{"type": "array", "items": _schema_ref(ToolFunction)}, nothing]}
+        for name, words in (("tool_choice", [*_CHOICES, "required"]), ("function_call", _CHOICES)):
+            properties[name] = {"anyOf": [{"enum": words}, {"type": "object"}, nothing]}
     kwargs = properties.get("chat_template_kwargs")
     if kwargs is not None:
         kwargs["anyOf"] = [{"type": "object"}, {"type": "null"}]

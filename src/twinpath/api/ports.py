@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from twinpath.ipc.messages import Gauges, Ready
+from twinpath.text.answer import AnswerFormat
+from twinpath.text.tokenizer import Segment
 from twinpath.types import Event, Request
 
 
@@ -33,9 +35,15 @@ class Tokenizer(Protocol):
         """Text of `ids`, control tokens left out."""
         ...
 
+    def split_special(self, text: str) -> list[Segment]:
+        """The text cut at the control tokens it spells."""
+        ...
+
+    def encode_segments(self, segments: Sequence[Segment]) -> list[int]: ...
+
     def token_bytes(self, token_id: int) -> bytes: ...
 
-    def detokenizer(self, *, continuation: bool = False) -> Detokenizer:
+    def detokenizer(self, *, skip_special: bool = True, continuation: bool = False) -> Detokenizer:
         """`continuation`: the text goes on after a raw prompt, so a leading space is meant."""
         ...
 
@@ -55,10 +63,27 @@ class TextModel(Protocol):
     @property
     def default_sampling(self) -> Mapping[str, float]: ...
 
+    @property
+    def answers(self) -> AnswerFormat:
+        """How the model writes reasoning and tool calls."""
+        ...
+
+    def answer_detokenizer(self) -> Detokenizer:
+        """For text that an answer's parser reads: control tokens that mark something there are shown."""
+        ...
+
+    def opens_reasoning(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether the prompt ends inside the model's reasoning."""
+        ...
+
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, template_kwargs: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Prompt ids of a conversation, generation prompt added.
+        """Prompt ids of a conversation, generation prompt added. `tools`: in the shape of OpenAI's chat API.
 
         Raises: InvalidRequest with the template's own words when it refuses the conversation.
         """
@@ -88,6 +113,9 @@ class Replica(Protocol):
 
     @property
     def num_waiting(self) -> int: ...
+
+    @property
+    def num_restarts(self) -> int: ...
 
     @property
     def seconds_since_token(self) -> float | None:

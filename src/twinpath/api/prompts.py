@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinpath.api.conversation import to_turns
@@ -22,15 +23,17 @@ class PromptEncoder:
         self._sampling = sampling
         self._offload = offload
 
-    async def chat(self, fields: ChatCompletionRequest, num_bytes: int) -> list[int]:
+    async def chat(
+        self, fields: ChatCompletionRequest, num_bytes: int, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """Token ids of the rendered conversation. `num_bytes`: the body's size, since long text may be anywhere in it
-        (contents, call arguments, reasoning, template arguments).
+        (contents, call arguments, reasoning, template arguments, tools). `tools`: those that the model is to hear of.
 
         Raises: InvalidRequest with the template's own words when it refuses.
         """
         kwargs = template_kwargs_in(fields.chat_template_kwargs)
         return await self._offload.run(
-            num_bytes, lambda: self._text.encode_chat(to_turns(fields.messages), template_kwargs=kwargs)
+            num_bytes, lambda: self._text.encode_chat(to_turns(fields.messages), tools=tools, template_kwargs=kwargs)
         )
 
     async def completion(self, fields: CompletionRequest, num_bytes: int) -> list[list[int]]:

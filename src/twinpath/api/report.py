@@ -5,15 +5,24 @@ from __future__ import annotations
 import logging
 from time import monotonic
 
+from twinpath.api.deadlines import NO_CLASS, judge
 from twinpath.api.exchange import Exchange
+from twinpath.api.turn import TurnStats
 from twinpath.telemetry.logging import REQUESTS, RequestLine
 from twinpath.telemetry.metrics import ServerMetrics
 
 #: Known paths keep their name as a metric label; anything else a client makes up is "other".
-ROUTES = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/health/ready", "/metrics", "/openapi.json"}
-)
-GENERATION_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
+GENERATION_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+ROUTES = GENERATION_ROUTES | {
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+    "/v1/models",
+    "/health",
+    "/health/ready",
+    "/metrics",
+    "/openapi.json",
+}
 
 
 class ExchangeReport:
@@ -37,17 +46,33 @@ class ExchangeReport:
                 token_gaps=turn.token_gaps,
                 total_s=now - exchange.body_at,
             )
+            self._note_promises(turn, exchange.reason)
         if exchange.turns:
             self._metrics.observe_exchange(total_s)
         level = logging.INFO if exchange.path in GENERATION_ROUTES else logging.DEBUG
         if self._log.isEnabledFor(level):
             self._log.log(level, "%s", _line(exchange, total_s))
 
+    def _note_promises(self, turn: TurnStats, reason: str) -> None:
+        slo, service, promise = self._metrics.slo, turn.service, turn.promise
+        if service.has_target:
+            miss = judge(turn, reason)
+            class_name = service.class_name or NO_CLASS
+            if miss is None:
+                slo.count_met(class_name)
+            else:
+                slo.count_missed(class_name, miss.stage, miss.cause)
+        if promise is not None and promise.predicted_ttft_ms is not None and turn.first_token_at is not None:
+            actual_ms = (turn.first_token_at - turn.arrived_at) * 1e3
+            slo.observe_prediction(promise.lane, promise.predicted_ttft_ms, actual_ms)
+
 
 def _finished_reason(reason: str) -> str:
     """vLLM's words where it has them."""
     if reason in ("stop", "length"):
         return reason
+    if reason == "tool_calls":
+        return "stop"
     return "error" if reason.startswith("error") else "abort"
 
 

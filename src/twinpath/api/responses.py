@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from twinpath.text.answer import Message
 from twinpath.types import Usage
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -19,6 +20,21 @@ class CompletionTokensDetails(Struct, kw_only=True):
     reasoning_tokens: int = 0
 
 
+class Timing(Struct, kw_only=True, omit_defaults=True):
+    """What this server adds to `usage`: the promise made at arrival and what came of it, in ms from the last byte."""
+
+    lane: str | None = None
+    slo_class: str | None = None
+    predicted_ttft_ms: float | None = None
+    ttft_ms: float | None = None
+
+
+class TimedUsage(Usage, frozen=True, kw_only=True):
+    """Token counts, and what came of the promise."""
+
+    timing: Timing
+
+
 class UsageBody(Struct, kw_only=True):
     """`usage`: always there in whole answers, and in the usage chunk of a stream that asked for it."""
 
@@ -27,6 +43,8 @@ class UsageBody(Struct, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+    #: Of the first choice.
+    twinpath: Timing | UnsetType = UNSET
 
     @staticmethod
     def of(usages: list[Usage]) -> UsageBody:
@@ -38,7 +56,10 @@ class UsageBody(Struct, kw_only=True):
             completion_tokens=num_output,
             total_tokens=num_prompt + num_output,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(usage.cached_tokens for usage in usages)),
-            completion_tokens_details=CompletionTokensDetails(),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=sum(usage.reasoning_tokens for usage in usages)
+            ),
+            twinpath=next((usage.timing for usage in usages if isinstance(usage, TimedUsage)), UNSET),
         )
 
 
@@ -61,10 +82,42 @@ class ChatLogprobs(Struct, kw_only=True):
     content: list[ChatLogprob]
 
 
+class FunctionBody(Struct, kw_only=True):
+    name: str
+    arguments: str
+
+
+class ToolCallBody(Struct, kw_only=True):
+    """One call; `arguments` is JSON text as the model wrote it."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionBody
+
+
 class AssistantMessage(Struct, kw_only=True):
+    """`content` is null when there are calls and no text. Reasoning has two names, since clients read one or other."""
+
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: str | None = None
+    tool_calls: list[ToolCallBody] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+
+    @staticmethod
+    def of(message: Message) -> AssistantMessage:
+        calls = [
+            ToolCallBody(id=call.call_id, function=FunctionBody(name=call.name, arguments=call.arguments))
+            for call in message.calls
+        ]
+        reasoning = message.reasoning or UNSET
+        return AssistantMessage(
+            content=None if calls and not message.content else message.content,
+            tool_calls=calls or UNSET,
+            reasoning_content=reasoning,
+            reasoning=reasoning,
+        )
 
 
 class ChatChoice(Struct, kw_only=True):

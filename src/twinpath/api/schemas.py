@@ -19,6 +19,8 @@ MAX_STOP_CHARS = 4096
 #: Most messages of a conversation, and most tool calls and most content parts of all its messages together: templates
 #: take about 0.1 ms for each.
 MAX_MESSAGES, MAX_TOOL_CALLS, MAX_PARTS = 10_000, 10_000, 10_000
+#: Most tools, longest name of one, and most bytes of JSON of all (a hundred servers' worth of descriptions).
+MAX_TOOLS, MAX_TOOL_NAME_CHARS, MAX_TOOLS_BYTES = 1024, 128, 4 * 1024 * 1024
 #: Largest `chat_template_kwargs`, and largest `metadata` that is looked into for a session id, in bytes of JSON.
 MAX_TEMPLATE_KWARGS_BYTES = MAX_METADATA_BYTES = 64 * 1024
 
@@ -77,8 +79,9 @@ class SamplingFields(Struct, kw_only=True):
     cache_salt: str | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
-    #: Accepted, without effect yet: one class of service, and the engine's ids are always ours.
+    #: Lower goes first, with `--policy priority` only.
     priority: Int64 | None = None
+    #: Accepted, without effect: the engine's ids are always ours.
     request_id: str | None = None
     metadata: Raw = _raw()
     #: Declared to be refused: they would change the output.
@@ -129,6 +132,22 @@ class ChatMessage(Struct, kw_only=True, gc=False):
     function_call: FunctionCall | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+
+
+class ToolFunction(Struct, kw_only=True):
+    """A function that the model may call. `parameters` is JSON Schema: MCP servers send every form of it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, kw_only=True):
+    """One of `tools`; functions are the only kind served."""
+
+    type: Literal["function"] = "function"
+    function: ToolFunction
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):

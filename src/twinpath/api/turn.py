@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from math import ceil
 from time import monotonic
 from typing import Literal
 
-from twinpath.api.ports import Detokenizer
-from twinpath.errors import EngineError
+from twinpath.api.deadlines import Service
+from twinpath.api.responses import TimedUsage, Timing
+from twinpath.api.transcript import Transcript
+from twinpath.errors import EngineError, Overloaded, RequestError
 from twinpath.telemetry.tally import Tally
-from twinpath.text import StopMatcher, StopSet
-from twinpath.types import ErrorEvent, Event, FinishEvent, FinishReason, Request, TokenLogprob, TokensEvent, Usage
+from twinpath.text.answer import Part
+from twinpath.types import (
+    AdmittedEvent,
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    FinishReason,
+    Promise,
+    Request,
+    TokenLogprob,
+    TokensEvent,
+)
 
 
 @dataclass(slots=True)
@@ -23,10 +36,12 @@ class Piece:
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    #: The text again, as what it means: content, reasoning, calls. What one event adds may come with a later one.
+    parts: list[Part] = field(default_factory=list)
 
 
 #: What clients hear; the engine's third reason, abort, is an error by then.
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 Emit = Callable[[Piece], Awaitable[None]]
 
 
@@ -35,12 +50,22 @@ class TurnStats:
     """Counts and moments (monotonic seconds) of one generation."""
 
     num_prompt: int
+    #: When the body's last byte was in.
+    arrived_at: float = 0.0
     num_output: int = 0
     num_cached: int = 0
+    num_reasoning: int = 0
     first_token_at: float | None = None
     last_token_at: float | None = None
     #: Seconds between tokens; those that came in one event share its gap evenly.
     token_gaps: Tally = field(default_factory=Tally)
+    service: Service = field(default_factory=Service)
+    #: Known from the first event on, when the engine promises anything.
+    promise: Promise | None = None
+    #: From the request's arrival until its prefill began.
+    waited_ms: float = 0.0
+    #: Spent handing pieces to the client: much only when it reads too slowly.
+    stalled_s: float = 0.0
 
     def count(self, num_tokens: int, now: float) -> None:
         if self.last_token_at is None:
@@ -51,24 +76,44 @@ class TurnStats:
         self.num_output += num_tokens
 
     @property
-    def usage(self) -> Usage:
-        return Usage(prompt_tokens=self.num_prompt, completion_tokens=self.num_output, cached_tokens=self.num_cached)
+    def usage(self) -> TimedUsage:
+        return TimedUsage(
+            prompt_tokens=self.num_prompt,
+            completion_tokens=self.num_output,
+            cached_tokens=self.num_cached,
+            reasoning_tokens=self.num_reasoning,
+            timing=self._timing(),
+        )
+
+    def _timing(self) -> Timing:
+        promise, first_at = self.promise, self.first_token_at
+        predicted_ms = None if promise is None else promise.predicted_ttft_ms
+        return Timing(
+            lane=None if promise is None else promise.lane,
+            slo_class=self.service.class_name or None,
+            predicted_ttft_ms=None if predicted_ms is None else round(predicted_ms, 3),
+            ttft_ms=None if first_at is None else round((first_at - self.arrived_at) * 1e3, 3),
+        )
 
 
 class Turn:
-    """Runs one request and turns its tokens into text. Stop strings live here: a match cancels the engine's work.
+    """Runs one request and turns its tokens into text and parts. What ends the transcript cancels the engine's work.
 
     `finish_reason` is set when `run` returns.
     """
 
-    def __init__(self, request: Request, detokenizer: Detokenizer, stops: StopSet) -> None:
+    def __init__(self, request: Request, transcript: Transcript, service: Service | None = None) -> None:
         self.request = request
-        self.stats = TurnStats(num_prompt=len(request.prompt_ids))
+        self.stats = TurnStats(
+            num_prompt=len(request.prompt_ids), arrived_at=request.arrival_s, service=service or Service()
+        )
         self.finish_reason: Finish = "stop"
-        self._detokenizer = detokenizer
-        self._stops = StopMatcher(stops) if stops.has_stops else None
-        self._end_ids = frozenset(request.sampling.stop_token_ids)
-        self._min_tokens = request.sampling.min_tokens
+        self._transcript = transcript
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._transcript.matched_stop
 
     async def run(self, events: AsyncIterator[Event], emit: Emit) -> None:
         """Feed every event through; `emit` gets a piece per event that has something to say.
@@ -78,54 +123,51 @@ class Turn:
         async with aclosing(events) as stream:  # type: ignore[type-var]
             async for event in stream:
                 if isinstance(event, TokensEvent):
+                    if event.promise is not None or event.waited_ms:
+                        self.stats.promise, self.stats.waited_ms = event.promise, event.waited_ms
                     piece, stopped = self._feed(event)
+                    began = monotonic()
                     await emit(piece)
+                    self.stats.stalled_s += monotonic() - began
                     if stopped:
                         return
                 elif isinstance(event, FinishEvent):
                     if event.reason is FinishReason.ABORT:
                         raise EngineError("The server cancelled this request.", code="cancelled", status=503)
-                    self.finish_reason = "length" if event.reason is FinishReason.LENGTH else "stop"
                     self.stats.num_cached = max(self.stats.num_cached, event.usage.cached_tokens)
-                    if tail := self._tail():
-                        await emit(Piece(tail, []))
+                    tail = self._transcript.finish()
+                    self._conclude("length" if event.reason is FinishReason.LENGTH else "stop")
+                    if tail.parts:
+                        await emit(Piece(tail.text, [], parts=tail.parts))
                     return
                 elif isinstance(event, ErrorEvent):
-                    raise EngineError(event.message, code=event.code, status=event.status)
+                    raise _error_of(event)
+                elif isinstance(event, AdmittedEvent):
+                    self.stats.promise = event.promise
         raise EngineError("The engine ended this request without a result.")
 
     def _feed(self, event: TokensEvent) -> tuple[Piece, bool]:
-        """Token by token where a stop string may cut inside the event, so that usage counts up to the match."""
+        """Usage counts up to the token that ended the answer, be it in the middle of the event."""
         token_ids, logprobs = event.token_ids, event.logprobs
         if event.cached_tokens:
             self.stats.num_cached = event.cached_tokens
-        text, num_used, stopped = "", len(token_ids), False
-        if self._stops is None:
-            text = self._detokenizer.push([t for t in token_ids if t not in self._end_ids])
-        else:
-            for position, token_id in enumerate(token_ids, 1):
-                text += self._match(token_id, self.stats.num_output + position)
-                if self._stops.matched is not None:
-                    num_used, stopped = position, True
-                    break
-        if num_used:
-            self.stats.count(num_used, monotonic())
-        if stopped:
-            token_ids = token_ids[:num_used]
-            logprobs = None if logprobs is None else logprobs[:num_used]
-        return Piece(text, token_ids, logprobs, event.prompt_logprobs), stopped
+        passage = self._transcript.add(token_ids, self.stats.num_output)
+        if passage.num_used:
+            self.stats.count(passage.num_used, monotonic())
+        self.stats.num_reasoning = self._transcript.num_reasoning
+        if passage.ended:
+            token_ids = token_ids[: passage.num_used]
+            logprobs = None if logprobs is None else logprobs[: passage.num_used]
+            self._conclude("stop")
+        return Piece(passage.text, token_ids, logprobs, event.prompt_logprobs, passage.parts), passage.ended
 
-    def _match(self, token_id: int, num_output: int) -> str:
-        assert self._stops is not None
-        if token_id in self._end_ids:
-            return ""
-        text = self._detokenizer.push([token_id])
-        # Before `min_tokens` a stop string is plain text.
-        return text if num_output < self._min_tokens else self._stops.push(text)
+    def _conclude(self, reason: Finish) -> None:
+        """An answer that was cut by its limit says so, whatever is in it."""
+        self.finish_reason = "tool_calls" if reason == "stop" and self._transcript.num_calls else reason
 
-    def _tail(self) -> str:
-        """Text still held back when the request ended by itself."""
-        tail = self._detokenizer.finish()
-        if self._stops is None:
-            return tail
-        return self._stops.push(tail) + self._stops.finish() if tail else self._stops.finish()
+
+def _error_of(event: ErrorEvent) -> RequestError:
+    if event.status != Overloaded.status:
+        return EngineError(event.message, code=event.code, status=event.status)
+    retry_after_s = None if event.retry_after_s is None else ceil(event.retry_after_s)
+    return Overloaded(event.message, code=event.code, retry_after_s=retry_after_s)

@@ -78,9 +78,11 @@ def fetch(config: ServeConfig, console: Console) -> ModelFiles:
 
 async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket, view: StartView) -> None:
     """Run until a signal stops it. HTTP answers as soon as the text side is there: 503 until the engine is ready."""
-    from twinpath.gateway import ProcessLauncher, Replica
+    from twinpath.gateway import ProcessLauncher, Replica, WatchdogLimits
 
-    replica = Replica(ProcessLauncher(config.engine, config.scheduler), max_waiting=config.scheduler.max_waiting)
+    limits = WatchdogLimits(silent_s=config.watchdog_silent_s)
+    launcher = ProcessLauncher(config.engine, config.scheduler)
+    replica = Replica(launcher, max_waiting=config.scheduler.max_waiting, limits=limits)
     # The engine loads in its own process while this one imports the HTTP side and reads the tokeniser.
     starting = asyncio.create_task(replica.start())
     address = listener.getsockname()[:2]
@@ -108,4 +110,6 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
 def load_text_side(config: ServeConfig, files: ModelFiles) -> TextModel:
     from twinpath.text import load_text
 
-    return load_text(files, config.chat_template)
+    return load_text(
+        files, config.chat_template, tool_format=config.tool_format, reasoning_format=config.reasoning_format
+    )

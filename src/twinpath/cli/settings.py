@@ -16,15 +16,16 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
-from twinpath.config import EngineConfig, HttpConfig, SchedulerConfig, ServeConfig
+from twinpath.config import EngineConfig, HttpConfig, SchedulerConfig, ServeConfig, SloConfig
 from twinpath.errors import UserError
 
-Section = Literal["serve", "http", "engine", "scheduler"]
+Section = Literal["serve", "http", "engine", "scheduler", "slo"]
 SECTIONS: dict[Section, type] = {
     "serve": ServeConfig,
     "http": HttpConfig,
     "engine": EngineConfig,
     "scheduler": SchedulerConfig,
+    "slo": SloConfig,
 }
 
 
@@ -38,6 +39,10 @@ class Setting:
     help: str
     #: Other file keys that mean the same.
     aliases: tuple[str, ...] = ()
+    #: Other flags that mean the same.
+    flags: tuple[str, ...] = ()
+    #: Between the items of a list that is given in one value.
+    separator: str = ","
     #: Type and default of the flag where they are not the field's (None and ... mean the field's).
     type: Any = None
     default: Any = ...
@@ -74,6 +79,7 @@ class Setting:
         default = self.default_value()
         option = typer.Option(
             declaration,
+            *self.flags,
             envvar=self.env,
             help=self.help,
             metavar=self.metavar,
@@ -106,7 +112,15 @@ SETTINGS: tuple[Setting, ...] = (
         default=None,
     ),
     Setting("chat_template", "serve", "chat_template", "Jinja file, or text, that replaces the model's chat template."),
+    Setting("tool_format", "serve", "tool_format", "How the model writes tool calls; auto: as its template tells."),
+    Setting("reasoning_format", "serve", "reasoning_format", "How the model marks reasoning; auto, none or a name."),
     Setting("log_level", "serve", "log_level", "Least severe line that is logged."),
+    Setting(
+        "watchdog_silent",
+        "serve",
+        "watchdog_silent_s",
+        "Seconds of silence until the engine's process is replaced.",
+    ),
     Setting("http_keepalive", "http", "keepalive", "Reuse connections.", panel="HTTP"),
     Setting(
         "http_keepalive_timeout",
@@ -120,6 +134,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("allowed_origin", "http", "allowed_origins", "CORS origin; repeat for several.", panel="HTTP"),
     Setting(
         "sse_keepalive", "http", "sse_keepalive_s", "Silent seconds before a stream gets a comment line.", panel="HTTP"
+    ),
+    Setting(
+        "response_store_mb", "http", "response_store_mb", "MiB of past responses kept for follow-ups.", panel="HTTP"
     ),
     Setting("write_timeout", "http", "write_timeout_s", "Seconds a slow reader may stall a stream.", panel="HTTP"),
     Setting("drain_timeout", "http", "drain_timeout_s", "Seconds running requests get after Ctrl-C.", panel="HTTP"),
@@ -180,6 +197,21 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "enable_prefix_caching", "scheduler", "enable_prefix_caching", "Reuse KV of shared prefixes.", panel="Scheduler"
     ),
+    Setting("enable_session_kv", "scheduler", "enable_session_kv", "Keep a session's KV between turns.", panel="Memory"),
+    Setting(
+        "session_ttl",
+        "scheduler",
+        "session_ttl_s",
+        "Seconds without a turn until a session's KV is free.",
+        panel="Memory",
+    ),
+    Setting(
+        "max_pinned_share",
+        "scheduler",
+        "max_pinned_share",
+        "Largest share of the KV pool for pinned templates.",
+        panel="Memory",
+    ),
     Setting(
         "enable_chunked_prefill",
         "scheduler",
@@ -204,6 +236,33 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("itl_budget_ms", "scheduler", "itl_budget_ms", "The same in milliseconds.", panel="Scheduler"),
     Setting("policy", "scheduler", "policy", "Who is served first.", panel="Scheduler"),
+    Setting(
+        "admission",
+        "scheduler",
+        "admission",
+        "Requests whose first token cannot come in time: observe serves them in turn, queue after the others, "
+        "shed refuses with 429.",
+        panel="Deadlines",
+    ),
+    Setting(
+        "slo_class",
+        "slo",
+        "classes",
+        "Service class: milliseconds to the first token and between tokens (- for none); repeat for several.",
+        aliases=("class",),
+        flags=("--class",),
+        separator=";",
+        metavar="NAME=TTFT,TPOT[,WEIGHT]",
+        panel="Deadlines",
+    ),
+    Setting(
+        "key_class",
+        "slo",
+        "class_of_key",
+        "Class of an API key's requests; repeat for several.",
+        metavar="KEY=NAME",
+        panel="Deadlines",
+    ),
 )
 
 #: Settings of `serve` that are no field of a config: the model, and a degree of parallelism that can only be 1 yet.

@@ -71,9 +71,17 @@ class AnswerParser:
 
     def push(self, text: str) -> list[Part]:
         """Parts that `text` completes or continues; neighbours of one kind come as one."""
+        self.feed(text)
+        return self.take()
+
+    def feed(self, text: str) -> None:
+        """`push` whose parts are left for `take`."""
         if text and not self.done:
             self._cursor.feed(text)
             next(self._steps, None)
+
+    def take(self) -> list[Part]:
+        """Parts since the last time."""
         return self._output.take()
 
     def finish(self) -> list[Part]:
@@ -81,7 +89,7 @@ class AnswerParser:
         if not self.done:
             self._cursor.close()
             next(self._steps, None)
-        return self._output.take()
+        return self.take()
 
     def _read(self, reasoning: ReasoningMarkers | None, tools: ToolFormat | None, is_open: bool) -> Steps:
         if reasoning is not None:

@@ -1,0 +1,52 @@
+"""From a chat request to a generation that is ready to run: the one path of chat, Messages, Responses and gRPC."""
+
+from __future__ import annotations
+
+from starlette.types import Scope
+
+from twinpath.api.exchange import Exchange
+from twinpath.api.generation import Ask, Door, new_id
+from twinpath.api.normalize import logprobs_of, stops_of
+from twinpath.api.schemas import ChatCompletionRequest
+from twinpath.api.tool_fields import ToolUse, tool_use
+from twinpath.api.turn import Turn
+from twinpath.errors import InvalidRequest
+from twinpath.text.answer import AnswerParser
+
+
+async def open_turn(
+    door: Door, scope: Scope, fields: ChatCompletionRequest, *, request_id: str = "", param: str = "messages"
+) -> Turn:
+    """A checked request's turn. `param`: the field that holds the conversation, to blame when it is too long.
+    `request_id`: a new one of ours, in the dialect of the endpoint.
+
+    Raises: RequestError.
+    """
+    exchange = Exchange.of(scope)
+    num_top, stops = logprobs_of(fields), stops_of(fields)
+    num_tool_bytes = len(memoryview(fields.tools))
+    # About fifty times faster than encoding prompts.
+    use = await door.offload.run(num_tool_bytes // 50, lambda: tool_use(fields))
+    if use is not None and use.required:
+        raise InvalidRequest("'tool_choice' demands a call, which this server cannot yet enforce.", param="tool_choice")
+    prompt_ids = await door.prompts.chat(fields, exchange.num_body_bytes, use.prompt_tools() if use else ())
+    sampling = door.sampling.params(fields, room=door.room_after(prompt_ids, param), logprobs=num_top)
+    return door.turn(
+        Ask(scope, exchange, fields, stops),
+        prompt_ids,
+        sampling,
+        request_id=request_id or new_id("chatcmpl"),
+        parser=_parser(door, use, prompt_ids),
+    )
+
+
+def _parser(door: Door, use: ToolUse | None, prompt_ids: list[int]) -> AnswerParser | None:
+    """None where the answer can only be content, which then needs no look at its characters."""
+    answers = door.text.answers
+    if use is None and answers.reasoning is None:
+        return None
+    return answers.parser(
+        tool_names=use.names if use else (),
+        max_calls=use.max_calls if use else None,
+        reasoning_open=door.text.opens_reasoning(prompt_ids),
+    )
