@@ -57,8 +57,8 @@ def begin_step(
 ) -> None:
     """residual = embed[tokens] * scale; scaled and squares as of `linear_residual`; borders of equal splits.
 
-    A split is a multiple of `grain` tokens, as few as reach the end; it depends on the row's own length alone, so a row's
-    sums have the same order in every batch.
+    A split is a multiple of `grain` tokens, as few as reach the end; it depends on the row's own length alone, so its
+    sums have one order in every batch.
 
     Shapes: tokens, positions int32 [B]; embed [vocab, hidden]; gain float32 [hidden]; windows int32 [W] (a large number
         for none); residual float32 and scaled [B, hidden]; squares float32 [parts, B_max]; borders int32
