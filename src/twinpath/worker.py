@@ -23,11 +23,8 @@ from twinpath.ipc.settings import WorkerSettings, decode_settings
 from twinpath.scheduler import (
     EngineLoop,
     HeartbeatThread,
-    Scheduler,
     describe_lanes,
-    first_cost_model,
-    make_policy,
-    resolve_limits,
+    make_scheduler,
     resolve_step_tokens,
 )
 
@@ -67,9 +64,8 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
         channel.send(LoadProgress(done, total, what))
 
     engine, facts = build_engine(settings, report)
-    limits = resolve_limits(settings.scheduler, engine.info)
-    policy = make_policy(settings.scheduler.policy)
-    scheduler = Scheduler(engine.info, limits, policy, clock=monotonic, cost=first_cost_model(engine.info))
+    scheduler = make_scheduler(settings.scheduler, engine.info, monotonic)
+    limits = scheduler.limits
     loop = EngineLoop(engine, scheduler, channel)
     heartbeat.source = loop.heartbeat
     if settings.engine.kind != "scripted":  # A script's answers are for its requests.

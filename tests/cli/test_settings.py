@@ -12,7 +12,7 @@ from twinpath.cli.settings import SECTIONS, SETTINGS, load_file, spell_flags
 from twinpath.errors import UserError
 
 #: Fields that no flag sets: derived from the model, or sections themselves.
-NOT_SETTINGS = {"model", "engine", "http", "scheduler", "default_sampling", "model_path"}
+NOT_SETTINGS = {"model", "engine", "http", "scheduler", "slo", "default_sampling", "model_path"}
 
 
 def test_every_config_field_is_a_setting() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from engine.engines import NUM_PAGES, POISON, SAMPLED, alone
 from engine.step_driver import RESULT_TIMEOUT_S, Driver
-from twinpath.scheduler import Coefficients, CostModel, LaneSettings, Scheduler, SchedulerLimits, StepShape
+from twinpath.scheduler import Coefficients, CostModel, LaneSettings, MemorySettings, Scheduler, SchedulerLimits, StepShape
 from twinpath.types import ErrorEvent, Event, FinishEvent, FinishReason, Request, SamplingParams, TokensEvent
 
 NUM_TOKENS = 12
@@ -41,7 +41,7 @@ class Bench:
     ) -> None:
         self.engine = driver.engine
         info = replace(self.engine.info, num_pages=num_pages)
-        limits = SchedulerLimits(info.max_slots, step_tokens, prefix_caching, lanes)
+        limits = SchedulerLimits(info.max_slots, step_tokens, MemorySettings(prefix_caching), lanes)
         self.scheduler = Scheduler(info, limits, cost=FixedCost(SLICING))
         self.num_slices = self.num_mixed = 0
         self.told: dict[str, list[Event]] = defaultdict(list)

@@ -72,7 +72,7 @@ def test_second_page_with_a_known_key_stays_its_owners() -> None:
     twin = pool.allocate()
     cache.insert(keys_of(values)[0], twin)
     assert cache.find(keys_of(values)) == pages
-    pool.release([twin])
+    pool.release(tokens(twin))
     assert pool.num_idle == 0
     cache.check_integrity()
 
@@ -80,8 +80,56 @@ def test_second_page_with_a_known_key_stays_its_owners() -> None:
 def test_taken_back_page_is_forgotten() -> None:
     values = tokens(*range(8))
     pool, cache, pages = filled(values, num_pages=2)
-    pool.release(reversed(pages))
+    pool.release(tokens(*reversed(pages)))
     assert cache.find(keys_of(values)) == pages
-    assert pool.allocate() == pages[1]
+    pool.evict_oldest()
     assert cache.find(keys_of(values)) == pages[:1]
+    assert pool.allocate() == pages[1]
     cache.check_integrity()
+
+
+def test_find_can_begin_behind_pages_that_are_known() -> None:
+    values = tokens(*range(12))
+    _, cache, pages = filled(values)
+    assert cache.find(keys_of(values), 2) == pages[2:]
+
+
+def test_withdrawn_page_is_free_when_it_is_released() -> None:
+    values = tokens(*range(8))
+    pool, cache, pages = filled(values)
+    cache.withdraw(pages[1])
+    cache.check_integrity()
+    assert cache.find(keys_of(values)) == pages[:1]
+    pool.release(tokens(*reversed(pages)))
+    assert pool.num_cold == 1
+
+
+def test_page_that_somebody_else_found_is_not_withdrawn() -> None:
+    values = tokens(*range(8))
+    pool, cache, pages = filled(values)
+    pool.retain(tokens(pages[1]))
+    cache.withdraw(pages[1])
+    assert cache.find(keys_of(values)) == pages
+
+
+def test_adopted_keys_go_on_as_if_they_had_been_computed() -> None:
+    values = tokens(*range(16))
+    chain = PrefixKeys(SIZE, "salt")
+    chain.adopt(keys_of(values, "salt")[:2], 0)
+    assert chain.extend(values, 16) == keys_of(values, "salt")
+
+
+def test_behind_a_shared_template_every_salt_is_alone() -> None:
+    values = tokens(*range(16))
+    template = keys_of(values, "all")[:2]
+    chains = {}
+    for salt in ("a", "b"):
+        chain = PrefixKeys(SIZE, salt)
+        chain.adopt(list(template), 2)
+        chains[salt] = chain.extend(values, 16)
+        # A later sequence that starts with the template only goes on in the same way.
+        again = PrefixKeys(SIZE, salt)
+        again.adopt(chains[salt][:1], chain.num_foreign)
+        assert again.extend(values, 16)[1] not in keys_of(values, "all")
+    assert chains["a"][:2] == chains["b"][:2] == template
+    assert not set(chains["a"][2:]) & {*chains["b"], *keys_of(values, "a"), *keys_of(values, "all")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from twinpath.engine.scripted import END_ID, Script, ScriptedEngine, ScriptedShape, ScriptFile
-from twinpath.scheduler import CostModel, LaneSettings, Scheduler, SchedulerLimits, make_policy
-from twinpath.types import ErrorEvent, Event, FinishEvent, Request, SamplingParams, TokensEvent
+from twinpath.scheduler import CostModel, LaneSettings, MemorySettings, Scheduler, SchedulerLimits, make_policy
+from twinpath.types import AdmittedEvent, ErrorEvent, Event, FinishEvent, Request, SamplingParams, TokensEvent
 
 SERVICE_FIELDS = {"ttft_target_ms", "tpot_target_ms", "weight", "priority", "arrival_s"}
 
@@ -37,7 +37,7 @@ class Bench:
     ) -> None:
         script = ScriptFile(scripts=scripts, engine=ScriptedShape(**shape))  # type: ignore[arg-type]
         self.engine = ScriptedEngine(script, keep_plans=True)
-        limits = SchedulerLimits(max_num_seqs, step_tokens, prefix_caching, lanes)
+        limits = SchedulerLimits(max_num_seqs, step_tokens, MemorySettings(prefix_caching), lanes)
         self.now_s = 0.0
         self.scheduler = Scheduler(
             self.engine.info, limits, make_policy(policy), clock=lambda: self.now_s, cost=cost or CostModel()
@@ -87,7 +87,7 @@ class Bench:
     def end(self, request_id: str) -> FinishEvent | ErrorEvent:
         """The terminal event: exactly one, and last."""
         events = self.told[request_id]
-        terminal = [event for event in events if not isinstance(event, TokensEvent)]
+        terminal = [event for event in events if not isinstance(event, TokensEvent | AdmittedEvent)]
         assert len(terminal) == 1 and events[-1] is terminal[0], events
         return terminal[0]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from twinpath.cli.service_classes import parse_slo
 from twinpath.cli.settings import DTYPE_SYNONYMS, SETTINGS, Section, Setting
 from twinpath.config import EngineConfig, HttpConfig, SchedulerConfig, ServeConfig
 from twinpath.errors import UserError
@@ -24,6 +25,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "http_max_body_bytes": (1024, 1 << 40),
     "sse_keepalive": (0.1, 3600),
     "write_timeout": (0.1, 86_400),
+    "watchdog_silent": (1, 86_400),
     "drain_timeout": (0, 86_400),
     "threads": (1, 1024),
     "page_size": (1, 4096),
@@ -33,6 +35,8 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "max_num_seqs": (1, 65_536),
     "max_num_batched_tokens": (1, 1 << 24),
     "max_waiting": (0, 1 << 24),
+    "session_ttl": (0.1, 86_400),
+    "max_pinned_share": (0, 0.95),
 }
 
 #: Kind of engine -> settings that it does not read.
@@ -63,7 +67,7 @@ def resolve(model: str, values: Mapping[str, Any]) -> ServeConfig:
     Raises:
         UserError: a value out of its range, or two that cannot go together.
     """
-    sections: dict[Section, dict[str, Any]] = {"serve": {}, "http": {}, "engine": {}, "scheduler": {}}
+    sections: dict[Section, dict[str, Any]] = {"serve": {}, "http": {}, "engine": {}, "scheduler": {}, "slo": {}}
     for setting in SETTINGS:
         sections[setting.section][setting.field] = checked(setting, values[setting.name])
     engine = resolve_engine(model, sections["engine"])
@@ -74,6 +78,8 @@ def resolve(model: str, values: Mapping[str, Any]) -> ServeConfig:
         engine=engine,
         http=HttpConfig(**sections["http"]),
         scheduler=SchedulerConfig(**sections["scheduler"]),
+        slo=parse_slo(**sections["slo"], api_keys=sections["http"]["api_keys"]),
+        watchdog_silent_s=serve["watchdog_silent_s"],
         chat_template=read_template(serve["chat_template"]),
         log_level=serve["log_level"],
     )
@@ -83,7 +89,10 @@ def checked(setting: Setting, value: Any) -> Any:
     """The value in the field's own form, within its range."""
     if isinstance(value, list):
         # One flag may carry several, so that an environment variable can.
-        given, value = value, tuple(part.strip() for item in value for part in item.split(",") if part.strip())
+        given, value = (
+            value,
+            tuple(part.strip() for item in value for part in item.split(setting.separator) if part.strip()),
+        )
         if given and not value:
             # `--api-key "$KEY"` with KEY unset must not open the server to everybody.
             raise UserError(f"{setting.flag}: the value is empty; leave the flag out to set none")

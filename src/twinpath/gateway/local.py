@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from threading import Thread
+from time import monotonic
 
 from twinpath.config import SchedulerConfig
 from twinpath.contracts import Engine
@@ -12,7 +13,7 @@ from twinpath.gateway.launcher import EngineHandle
 from twinpath.ipc.link import LinkHandler
 from twinpath.ipc.local import LocalChannel, LocalLink, local_pair
 from twinpath.ipc.messages import Drain, Fatal, Ready, ToEngine
-from twinpath.scheduler import EngineLoop, HeartbeatThread, Scheduler, resolve_limits
+from twinpath.scheduler import EngineLoop, HeartbeatThread, Scheduler, make_scheduler
 
 
 class _LocalHandle:
@@ -51,7 +52,7 @@ class LocalLauncher:
     async def launch(self, handler: LinkHandler) -> EngineHandle:
         link, channel = local_pair(handler)
         engine = self.engine = self._make_engine()
-        scheduler = self.scheduler = Scheduler(engine.info, resolve_limits(self._config, engine.info))
+        scheduler = self.scheduler = make_scheduler(self._config, engine.info, monotonic)
         thread = Thread(target=_serve, args=(engine, scheduler, channel), name="engine", daemon=True)
         thread.start()
         return _LocalHandle(link, engine, thread)

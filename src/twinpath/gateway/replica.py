@@ -10,11 +10,11 @@ from time import monotonic
 from typing import Protocol
 
 from twinpath.contracts import Clock
-from twinpath.errors import InvalidRequest, Overloaded
+from twinpath.errors import InvalidRequest, Overloaded, RateLimit
 from twinpath.gateway.launcher import Launcher
 from twinpath.gateway.supervisor import ReplicaState, Supervisor, WatchdogLimits
 from twinpath.ipc.messages import Cancel, Events, Fatal, Gauges, LoadProgress, Ready, Submit
-from twinpath.types import ErrorEvent, Event, FinishEvent, Request, TokensEvent
+from twinpath.types import AdmittedEvent, ErrorEvent, Event, FinishEvent, Request, TokensEvent
 
 #: A first guess of the time between two finished requests, until some have finished.
 _INITIAL_INTERVAL_S = 0.25
@@ -45,11 +45,12 @@ class ReplicaLike(Protocol):
 class _Stream:
     """Events of one request on their way to one reader."""
 
-    __slots__ = ("_events", "_waiter", "ended", "started")
+    __slots__ = ("_events", "_followers", "_waiter", "ended", "started")
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._followers: list[asyncio.Future[None]] = []
         #: The first event came.
         self.started = False
         #: The terminal event came.
@@ -65,6 +66,19 @@ class _Stream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._events.popleft()
+
+    async def prefilled(self) -> None:
+        """Until the request has its first token, and so its prompt's KV is there; or has ended without."""
+        if not (self.started or self.ended):
+            follower = asyncio.get_running_loop().create_future()
+            self._followers.append(follower)
+            await follower
+
+    def release_followers(self) -> None:
+        for follower in self._followers:
+            if not follower.done():
+                follower.set_result(None)
+        self._followers.clear()
 
 
 class Replica:
@@ -179,16 +193,24 @@ class Replica:
         if self._empty.is_set():
             self._empty.clear()
             self._quiet_since_s = self._clock()
+        submitted = False
         try:
-            self._supervisor.send(Submit(request))
+            if leader := self._streams.get(request.follows):
+                await leader.prefilled()
+            if not stream.ended:
+                self._supervisor.send(Submit(request))
+                submitted = True
             while True:
                 event = await stream.next()
                 yield event
-                if not isinstance(event, TokensEvent):
+                if not isinstance(event, TokensEvent | AdmittedEvent):
                     return
         finally:
-            if not stream.ended:
+            if submitted and not stream.ended:
                 self._abandon(request.request_id, stream)
+            elif not stream.ended:
+                self._forget(request.request_id, stream)
+                self._note_if_empty()
 
     async def _admit(self, request_id: str) -> None:
         if self._draining:
@@ -199,10 +221,23 @@ class Replica:
             raise InvalidRequest(f"request id {request_id!r} is in use")
         num_seats = self.info.max_num_seqs if self.info else 0
         if len(self._streams) >= num_seats + self._max_waiting:
-            raise Overloaded(
-                f"{num_seats} requests run and {self._max_waiting} wait, which is the limit",
-                retry_after_s=self._retry_after_s(),
-            )
+            raise self._full(num_seats)
+
+    def _full(self, num_seats: int) -> Overloaded:
+        limit, info, gauges = num_seats + self._max_waiting, self.info, self.gauges
+        error = Overloaded(
+            f"{num_seats} requests run and {self._max_waiting} wait, which is the limit",
+            retry_after_s=self._retry_after_s(),
+        )
+        page_size = info.page_size if info else 0
+        error.rate = RateLimit(
+            limit,
+            max(limit - len(self._streams), 0),
+            gauges.pages_total * page_size,
+            (gauges.pages_total - gauges.pages_used) * page_size,
+            self._finish_interval_s,
+        )
+        return error
 
     async def _wait_ready(self) -> None:
         if not await self._supervisor.wait_ready(self._ready_timeout_s):
@@ -221,6 +256,7 @@ class Replica:
         del self._streams[request_id]
         self._num_started -= stream.started
         stream.ended = True
+        stream.release_followers()
 
     # ---------------------------------------------------------------------------------- SupervisorListener
 
@@ -229,10 +265,9 @@ class Replica:
             stream = self._streams.get(event.request_id)
             if stream is not None:
                 self._deliver(stream, event)
-            elif not isinstance(event, TokensEvent):
+            elif not isinstance(event, TokensEvent | AdmittedEvent):
                 self._abandoned.discard(event.request_id)
-        if not self._streams and not self._abandoned:
-            self._empty.set()
+        self._note_if_empty()
 
     def on_down(self, reason: str) -> None:
         self._abandoned.clear()
@@ -240,13 +275,18 @@ class Replica:
             self._deliver(stream, ErrorEvent(request_id, reason))
         self._empty.set()
 
+    def _note_if_empty(self) -> None:
+        if not self._streams and not self._abandoned:
+            self._empty.set()
+
     def _deliver(self, stream: _Stream, event: Event) -> None:
         if isinstance(event, TokensEvent):
             self._quiet_since_s = self._clock()
             if not stream.started:
                 stream.started = True
                 self._num_started += 1
-        else:
+                stream.release_followers()
+        elif not isinstance(event, AdmittedEvent):
             self._forget(event.request_id, stream)
             if isinstance(event, FinishEvent):
                 self._note_finish()

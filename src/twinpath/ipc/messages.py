@@ -52,6 +52,29 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     user_error: bool = False
 
 
+class LaneGauges(msgspec.Struct, frozen=True, array_like=True):
+    """One lane: its requests, and the Weibull distribution fitted to their waits for the first row (0: none yet)."""
+
+    running: int = 0
+    waiting: int = 0
+    wait_shape: float = 0.0
+    wait_scale_s: float = 0.0
+
+
+class DeadlineGauges(msgspec.Struct, frozen=True, array_like=True):
+    """What the scheduler does about promises."""
+
+    fast: LaneGauges = LaneGauges()
+    flex: LaneGauges = LaneGauges()
+    #: Of one decode step with the streams that run now, and what may lie between two of them.
+    decode_step_ms: float = 0.0
+    itl_budget_ms: float = 0.0
+    #: Steps far from their prediction, of all measured.
+    num_outliers: int = 0
+    num_measured: int = 0
+    num_shed: int = 0
+
+
 class Gauges(msgspec.Struct, frozen=True, array_like=True):
     """Engine state for metrics and for leak checks."""
 
@@ -66,6 +89,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     prefix_hits: int = 0
     preemptions: int = 0
     steps: int = 0
+    deadlines: DeadlineGauges = DeadlineGauges()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):

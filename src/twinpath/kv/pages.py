@@ -1,105 +1,240 @@
-"""The pool of page ids: reference counts, and the order in which idle cached pages are taken back."""
+"""The pool of page ids: who references them, what is kept for sessions, and the order of what is cold."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from twinpath.types import Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Every page once, by what it is for; a page that is several things counts as the first of them."""
+
+    #: Held by templates.
+    pinned: int
+    #: Referenced by requests that run.
+    running: int
+    #: Idle, and claimed by a session.
+    session: int
+    #: Idle prefixes that nobody claims.
+    prefix: int
+    free: int
 
 
 class PagePool:
     """Page ids 0..num_pages-1, each in exactly one state: free, referenced, or idle (cached, nobody references it).
 
-    A page that holds a reusable prefix is marked cached; when its last reference goes it becomes idle instead of
-    free, and idle pages are taken back oldest first when no free page is left. `on_evict` is told, so that the prefix
-    index forgets the page.
+    A page that holds a reusable prefix is marked cached; when its last reference goes it becomes idle instead of free.
+    Idle pages with a claim are *kept*; those without are *cold* and lie in order of their release. A claim is no
+    reference: whoever needs pages may drop claims, and every idle page is available. `listeners` are told of each page
+    that loses its content.
     """
 
     def __init__(self, num_pages: int) -> None:
         assert num_pages > 0
         self.num_pages = num_pages
-        self.on_evict: Callable[[int], None] = lambda page: None
+        self.listeners: list[Callable[[int], None]] = []
         # Popped from the end: low ids first, so that a lightly used pool touches little memory.
         self._free = list(range(num_pages - 1, -1, -1))
-        self._references = [0] * num_pages
-        self._cached = bytearray(num_pages)
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._references = np.zeros(num_pages, np.int32)
+        #: References that are pins, and pages that have any.
+        self._pins = np.zeros(num_pages, np.int32)
+        self._num_pinned = 0
+        self._claims = np.zeros(num_pages, np.int32)
+        self._num_kept = 0
+        self._cached = np.zeros(num_pages, np.bool_)
+        #: Page -> when it was released, oldest first.
+        self._cold: OrderedDict[int, float] = OrderedDict()
 
     @property
-    def num_available(self) -> int:
-        """Pages that `allocate` can still hand out."""
-        return len(self._free) + len(self._idle)
+    def num_free(self) -> int:
+        return len(self._free)
 
     @property
-    def num_used(self) -> int:
-        """Pages somebody references."""
-        return self.num_pages - len(self._free) - len(self._idle)
+    def num_cold(self) -> int:
+        """Idle pages nobody claims."""
+        return len(self._cold)
+
+    @property
+    def num_kept(self) -> int:
+        """Idle pages with a claim."""
+        return self._num_kept
 
     @property
     def num_idle(self) -> int:
         """Cached pages nobody references."""
-        return len(self._idle)
+        return len(self._cold) + self._num_kept
 
-    def is_idle(self, page: int) -> bool:
-        return page in self._idle
+    @property
+    def num_available(self) -> int:
+        """Pages that can be handed out when everything idle gives way."""
+        return len(self._free) + self.num_idle
+
+    @property
+    def num_pinned(self) -> int:
+        return self._num_pinned
+
+    @property
+    def num_used(self) -> int:
+        """Pages that requests reference, pinned ones aside."""
+        return self.num_pages - self.num_available - self._num_pinned
+
+    @property
+    def oldest_cold_s(self) -> float:
+        """When the first cold page was released; infinite when there is none."""
+        return next(iter(self._cold.values()), inf)
+
+    def counts(self) -> PageCounts:
+        return PageCounts(self._num_pinned, self.num_used, self._num_kept, len(self._cold), len(self._free))
+
+    def num_idle_among(self, pages: Int32s) -> tuple[int, int]:
+        """How many of `pages` are cold, and how many kept."""
+        idle = self._references[pages] == 0
+        num_kept = int(np.count_nonzero(idle & (self._claims[pages] > 0)))
+        return int(np.count_nonzero(idle)) - num_kept, num_kept
+
+    # ----------------------------------------------------------------------------------------------- references
 
     def allocate(self) -> int:
-        """A page with one reference and no content. The caller has checked `num_available`."""
-        if self._free:
-            page = self._free.pop()
-        else:
-            page, _ = self._idle.popitem(last=False)
-            self._cached[page] = 0
-            self.on_evict(page)
+        """A free page, with one reference and no content. The caller has seen to it that there is one."""
+        page = self._free.pop()
         self._references[page] = 1
         return page
 
-    def retain(self, page: int) -> None:
-        """One more reference to a referenced or idle page."""
-        if self._references[page] == 0:
-            del self._idle[page]
-        self._references[page] += 1
+    def retain(self, pages: Int32s) -> None:
+        """One more reference to each of `pages`, which are referenced or idle."""
+        idle = pages[self._references[pages] == 0]
+        self._references[pages] += 1
+        if len(idle):
+            is_kept = self._claims[idle] > 0
+            self._num_kept -= int(np.count_nonzero(is_kept))
+            for page in idle[~is_kept].tolist():
+                del self._cold[page]
 
-    def release(self, pages: Iterable[int]) -> None:
+    def release(self, pages: Int32s, now_s: float = 0.0) -> None:
         """Drop one reference of each. Pass pages last first: a sequence's tail is then taken back before its head."""
-        for page in pages:
-            count = self._references[page] = self._references[page] - 1
-            assert count >= 0, f"page {page} released more often than retained"
-            if count:
-                continue
+        references = self._references[pages] - 1
+        assert (references >= 0).all(), "a page was released more often than retained"
+        self._references[pages] = references
+        left = pages[references == 0]
+        is_kept = self._claims[left] > 0
+        self._num_kept += int(np.count_nonzero(is_kept))
+        for page in left[~is_kept].tolist():
             if self._cached[page]:
-                self._idle[page] = None
+                self._cold[page] = now_s
             else:
                 self._free.append(page)
+
+    def pin(self, pages: Int32s) -> None:
+        """A reference that is accounted as a pin."""
+        self.retain(pages)
+        self._num_pinned += int(np.count_nonzero(self._pins[pages] == 0))
+        self._pins[pages] += 1
+
+    def unpin(self, pages: Int32s, now_s: float = 0.0) -> None:
+        self._pins[pages] -= 1
+        self._num_pinned -= int(np.count_nonzero(self._pins[pages] == 0))
+        self.release(pages, now_s)
+
+    # --------------------------------------------------------------------------------------------------- content
 
     def mark_cached(self, page: int) -> None:
         """This referenced page now holds a reusable prefix."""
         assert self._references[page] > 0
-        self._cached[page] = 1
+        self._cached[page] = True
 
-    def forget_idle(self) -> int:
-        """Free every idle page; returns how many."""
-        count = len(self._idle)
-        while self._idle:
-            page, _ = self._idle.popitem(last=False)
-            self._cached[page] = 0
-            self.on_evict(page)
-            self._free.append(page)
+    def is_exclusive(self, page: int) -> bool:
+        """Whether one request holds it and nobody else has a use for it."""
+        return bool(self._references[page] == 1 and self._claims[page] == 0)
+
+    def unmark_cached(self, page: int) -> None:
+        """This referenced page, which nobody claims, is no reusable prefix any more: it is free when it is released."""
+        assert self._references[page] > 0 and self._claims[page] == 0
+        self._lose_content(page)
+
+    def claim(self, pages: Int32s) -> None:
+        """One more claim on each of `pages`, which are cached."""
+        new: Int32s = pages[(self._claims[pages] == 0) & (self._references[pages] == 0)]
+        self._claims[pages] += 1
+        self._num_kept += len(new)
+        for page in new.tolist():
+            del self._cold[page]
+
+    def unclaim(self, pages: Int32s) -> Int32s:
+        """Drop one claim of each; those that nobody claims or references any more become the first of the cold ones,
+        the last of `pages` before all, and are returned."""
+        self._claims[pages] -= 1
+        left: Int32s = pages[(self._claims[pages] == 0) & (self._references[pages] == 0)]
+        self._num_kept -= len(left)
+        for page in left.tolist():
+            self._cold[page] = -inf
+            self._cold.move_to_end(page, last=False)
+        return left
+
+    def evict(self, page: int) -> None:
+        """A cold page loses its content and is free."""
+        del self._cold[page]
+        self._drop(page)
+
+    def evict_oldest(self) -> None:
+        page, _ = self._cold.popitem(last=False)
+        self._drop(page)
+
+    def forget_cold(self) -> int:
+        """Free every cold page; returns how many."""
+        count = len(self._cold)
+        for _ in range(count):
+            self.evict_oldest()
         return count
 
-    def references(self, page: int) -> int:
-        return self._references[page]
+    def _drop(self, page: int) -> None:
+        self._lose_content(page)
+        self._free.append(page)
+
+    def _lose_content(self, page: int) -> None:
+        self._cached[page] = False
+        for listener in self.listeners:
+            listener(page)
+
+    # ------------------------------------------------------------------------------------------------- integrity
+
+    def references(self) -> Int32s:
+        """Per page, pins included. A copy."""
+        return self._references.copy()
+
+    def claims(self) -> Int32s:
+        """Per page. A copy."""
+        return self._claims.copy()
+
+    def pins(self) -> Int32s:
+        """Per page. A copy."""
+        return self._pins.copy()
 
     def cached_pages(self) -> list[int]:
         """Every page marked cached, referenced or idle."""
-        return [page for page in range(self.num_pages) if self._cached[page]]
+        pages: list[int] = np.flatnonzero(self._cached).tolist()
+        return pages
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every page is in exactly one state."""
-        free, idle = set(self._free), set(self._idle)
-        referenced = {page for page, count in enumerate(self._references) if count}
+        """Raise AssertionError unless every page is in exactly one state and all counts are right."""
+        free, cold = set(self._free), set(self._cold)
+        referenced = set(np.flatnonzero(self._references).tolist())
+        kept = set(np.flatnonzero(self._claims).tolist()) - referenced
+        assert (self._references >= self._pins).all() and (self._pins >= 0).all(), "more pins than references"
+        assert (self._claims >= 0).all(), "negative claims"
         assert len(free) == len(self._free), "a page is free twice"
-        assert all(count >= 0 for count in self._references), "negative reference count"
-        assert not free & idle and not free & referenced and not idle & referenced, "a page is in two states"
-        assert len(free) + len(idle) + len(referenced) == self.num_pages, "a page is lost"
-        assert all(self._cached[page] for page in idle), "an idle page is not cached"
-        assert not any(self._cached[page] for page in free), "a free page is cached"
+        states = (free, cold, kept, referenced)
+        assert len(set().union(*states)) == sum(map(len, states)), "a page is in two states"
+        assert sum(map(len, states)) == self.num_pages, "a page is lost"
+        assert self._cached[sorted(cold | kept)].all(), "an idle page is not cached"
+        assert not self._cached[sorted(free)].any(), "a free page is cached"
+        assert len(kept) == self._num_kept, "kept pages are miscounted"
+        assert np.count_nonzero(self._pins) == self._num_pinned, "pinned pages are miscounted"
+        times = list(self._cold.values())
+        assert times == sorted(times), "cold pages are not in order"

@@ -17,17 +17,28 @@ class PrefixKeys:
 
     def __init__(self, page_size: int, salt: str) -> None:
         self._page_size = page_size
-        self._root = blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
+        self._root = self._parent = blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
         self.keys: list[bytes] = []
+        #: Leading pages that belong to no salt (a shared template's).
+        self.num_foreign = 0
 
     def extend(self, tokens: Int32s, num_tokens: int) -> list[bytes]:
         """All keys of the full pages of `tokens[:num_tokens]`; earlier tokens must be those of earlier calls."""
-        keys, size = self.keys, self._page_size
-        parent = keys[-1] if keys else self._root
+        keys, size, parent = self.keys, self._page_size, self._parent
         for begin in range(len(keys) * size, num_tokens - size + 1, size):
             parent = blake2b(parent + tokens[begin : begin + size].tobytes(), digest_size=_DIGEST_BYTES).digest()
             keys.append(parent)
+        self._parent = parent
         return keys
+
+    def adopt(self, keys: list[bytes], num_foreign: int) -> None:
+        """Start with keys that are known for the first pages. The first `num_foreign` pages were computed for all
+        salts: what follows them is this salt's own again."""
+        self.keys = keys
+        self.num_foreign = min(num_foreign, len(keys))
+        self._parent = keys[-1]
+        if num_foreign >= len(keys):
+            self._parent = blake2b(keys[-1] + self._root, digest_size=_DIGEST_BYTES).digest()
 
 
 class PrefixCache:
@@ -39,16 +50,16 @@ class PrefixCache:
         self._page_to_key: dict[int, bytes] = {}
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        pool.on_evict = self._evict
+        pool.listeners.append(self._evict)
 
     def __len__(self) -> int:
         return len(self._key_to_page)
 
-    def find(self, keys: list[bytes]) -> list[int]:
-        """Pages of the longest known run of `keys` from its start. They are not retained yet."""
+    def find(self, keys: list[bytes], begin: int = 0) -> list[int]:
+        """Pages of the longest known run of `keys[begin:]` from its start. They are not retained yet."""
         pages = []
-        for key in keys:
-            page = self._key_to_page.get(key)
+        for index in range(begin, len(keys)):
+            page = self._key_to_page.get(keys[index])
             if page is None:
                 break
             pages.append(page)
@@ -61,6 +72,11 @@ class PrefixCache:
         self._key_to_page[key] = page
         self._page_to_key[page] = key
         self._pool.mark_cached(page)
+
+    def withdraw(self, page: int) -> None:
+        """Undo `insert`, if it was done and nobody else has found the page since."""
+        if page in self._page_to_key and self._pool.is_exclusive(page):
+            self._pool.unmark_cached(page)
 
     def _evict(self, page: int) -> None:
         del self._key_to_page[self._page_to_key.pop(page)]

@@ -16,7 +16,7 @@ from twinpath.plan.machine import Machine
 from twinpath.plan.tokens import Prompt
 from twinpath.scheduler import LaneSettings, Scheduler, SchedulerLimits, make_policy
 from twinpath.scheduler.cost import CostModel
-from twinpath.types import ErrorEvent, Event, FinishEvent, Request, SamplingParams, TokensEvent
+from twinpath.types import AdmittedEvent, ErrorEvent, Event, FinishEvent, Request, SamplingParams, TokensEvent
 
 #: What clients ask for: the scheduler must not learn from it how long an answer will be.
 _MAX_TOKENS = 4096
@@ -134,6 +134,9 @@ class Simulation:
                         outcome.predicted_ttft_ms = event.promise.predicted_ttft_ms
                 outcome.last_s = now_s
                 outcome.num_tokens += len(event.token_ids)
+                continue
+            if isinstance(event, AdmittedEvent):
+                outcome.predicted_ttft_ms = event.promise.predicted_ttft_ms or math.nan
                 continue
             if isinstance(event, ErrorEvent):
                 outcome.error = event.code

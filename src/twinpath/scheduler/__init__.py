@@ -6,11 +6,13 @@ contracts, types; `loop` also ipc messages and config. Never imports torch or an
 not given.
 """
 
+from twinpath.scheduler.assembly import make_scheduler
 from twinpath.scheduler.cost import Coefficients, CostModel, StepShape, shape_of
 from twinpath.scheduler.heartbeat import HeartbeatThread
 from twinpath.scheduler.lanes import LaneSettings
 from twinpath.scheduler.limits import describe_lanes, first_cost_model, resolve_limits, resolve_step_tokens
 from twinpath.scheduler.loop import EngineLoop
+from twinpath.scheduler.memory import Memory, MemorySettings
 from twinpath.scheduler.policy import POLICIES, Policy, make_policy
 from twinpath.scheduler.scheduler import Scheduler, SchedulerLimits
 
@@ -21,6 +23,8 @@ __all__ = [
     "EngineLoop",
     "HeartbeatThread",
     "LaneSettings",
+    "Memory",
+    "MemorySettings",
     "Policy",
     "Scheduler",
     "SchedulerLimits",
@@ -28,6 +32,7 @@ __all__ = [
     "describe_lanes",
     "first_cost_model",
     "make_policy",
+    "make_scheduler",
     "resolve_limits",
     "resolve_step_tokens",
     "shape_of",

@@ -21,6 +21,7 @@ def tell(
         sequence.prompt_logprobs,
         0 if sequence.started else sequence.cached_tokens,
         None if sequence.started else sequence.promise,
+        0.0 if sequence.started else max(sequence.waited_s or 0.0, 0.0) * 1e3,
     )
     sequence.started = True
     sequence.prompt_logprobs = None
@@ -38,6 +39,13 @@ def refuse(request: Request, window_tokens: int) -> ErrorEvent:
         "context_length_exceeded",
         400,
     )
+
+
+def shed(sequence: Sequence, predicted_ms: float, retry_after_s: float) -> ErrorEvent:
+    """A request whose target for the first token cannot be met. `retry_after_s` 0: not even alone on the machine."""
+    target_ms = sequence.ttft_target_ms or 0.0
+    message = f"The first token would come after {predicted_ms:.0f} ms, and the target is {target_ms:.0f} ms."
+    return ErrorEvent(sequence.request_id, message, "deadline_unreachable", 429, retry_after_s)
 
 
 def _cut(sequence: Sequence, new_tokens: list[int]) -> tuple[list[int], FinishReason | None]:

@@ -7,6 +7,7 @@ from typing import Literal
 from twinpath.config import SchedulerConfig
 from twinpath.scheduler.cost import CPU_PRIOR, CUDA_PRIOR, CostModel, StepShape
 from twinpath.scheduler.lanes import LaneSettings
+from twinpath.scheduler.memory import MemorySettings
 from twinpath.scheduler.scheduler import SchedulerLimits
 from twinpath.types import EngineInfo
 
@@ -32,8 +33,11 @@ def resolve_limits(config: SchedulerConfig, info: EngineInfo) -> SchedulerLimits
     return SchedulerLimits(
         max_num_seqs=min(config.max_num_seqs, info.max_slots, num_tokens),
         max_num_batched_tokens=num_tokens,
-        enable_prefix_caching=config.enable_prefix_caching,
+        memory=MemorySettings(
+            config.enable_prefix_caching, config.enable_session_kv, config.session_ttl_s, config.max_pinned_share
+        ),
         lanes=resolve_lanes(config, info) if config.lanes == "on" and config.enable_chunked_prefill else None,
+        shed=config.admission == "shed",
     )
 
 

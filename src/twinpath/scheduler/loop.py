@@ -10,6 +10,7 @@ from twinpath.errors import EngineError
 from twinpath.ipc import Channel, ChannelClosed
 from twinpath.ipc.messages import Cancel, Drain, Events, Gauges, Heartbeat, Submit, ToEngine
 from twinpath.scheduler.calibration import calibrate, warm_up_request
+from twinpath.scheduler.gauges import deadline_gauges
 from twinpath.scheduler.inbox import Inbox
 from twinpath.scheduler.scheduler import Scheduler
 from twinpath.types import ErrorEvent, Event, Request
@@ -90,11 +91,14 @@ class EngineLoop:
             prefix_hits=scheduler.prefix.num_hit_tokens,
             preemptions=scheduler.num_preemptions,
             steps=scheduler.num_steps,
+            deadlines=deadline_gauges(scheduler),
         )
 
     def _turn(self) -> None:
         self._num_turns += 1
         self._take_inbox()
+        if (admission := self._scheduler.admission) is not None:
+            self._send(admission.shed_late())
         self._fill_engine()
         if not self._scheduler.num_outstanding:
             self._rest()

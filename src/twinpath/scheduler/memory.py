@@ -1,63 +1,281 @@
-"""Decisions about memory: who gets pages, what is taken back for them, and who gives way."""
+"""Decisions about memory: who gets pages, what is taken back for them, and who gives way.
+
+The order under pressure: expired sessions, then cold prefixes and faded sessions (oldest first), then FLEX requests
+that run, then sessions that have not faded. A FAST request that runs gives way only when nobody else is left.
+"""
 
 from __future__ import annotations
 
-from twinpath.kv import PagePool, PrefixCache
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinpath.contracts import Clock
+from twinpath.kv import Chain, PagePool, PrefixCache, SessionTable, SlabLedger, Template, TemplateTable
 from twinpath.scheduler.chunk import Row
-from twinpath.scheduler.policy import Policy
+from twinpath.scheduler.policy import Policy, over_age
 from twinpath.scheduler.residency import Residency
-from twinpath.scheduler.sequence import Sequence
-from twinpath.types import EngineInfo, Int32s
+from twinpath.scheduler.sequence import Lane, Phase, Sequence
+from twinpath.types import EngineInfo, Int32s, Request
+
+#: Slabs of a pool: a lane that needs more takes a sixteenth of the pool at a time.
+_NUM_SLABS = 16
+#: Slabs that are a lane's own. What FLEX holds beyond them it gives back when a FAST request needs pages to start.
+_HOME = {Lane.FAST: 0.5, Lane.FLEX: 0.5}
+#: Outputs of a FAST request expected before any has ended, and how fast the expectation follows those that have.
+_FIRST_OUTPUTS = 256.0
+_GAIN = 0.05
+#: Pages kept for a FAST request's outputs are for so many times the mean, so that few outgrow them.
+_MARGIN = 2.0
+
+NO_PAGES: Int32s = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """What outlives its request, and for how long."""
+
+    enable_prefix_caching: bool = True
+    #: Keep what sessions computed between their turns; needs prefix caching.
+    enable_sessions: bool = True
+    session_ttl_s: float = 300.0
+    #: Most of the pool that templates may pin.
+    max_pinned_share: float = 0.5
+
+
+DEFAULT_MEMORY = MemorySettings()
 
 
 class Memory:
-    """One pool of pages under all running sequences; the bookkeeping is in `Residency`, the choices are here."""
+    """One pool of pages under everything; the bookkeeping is in `kv` and `Residency`, the choices are here."""
 
-    def __init__(self, info: EngineInfo, window_tokens: int, enable_prefix_caching: bool, policy: Policy) -> None:
-        self.residency = Residency(info, window_tokens, enable_prefix_caching)
+    def __init__(
+        self,
+        info: EngineInfo,
+        window_tokens: int,
+        settings: MemorySettings,
+        policy: Policy,
+        clock: Clock,
+        *,
+        has_lanes: bool,
+    ) -> None:
+        self.pool = PagePool(info.num_pages)
+        self.prefix = PrefixCache(self.pool)
+        self.sessions = SessionTable(self.pool, settings.session_ttl_s)
+        self.templates = TemplateTable(self.pool, int(info.num_pages * settings.max_pinned_share))
+        self.slabs = SlabLedger(info.num_pages, max(info.num_pages // _NUM_SLABS, 1), _HOME)
+        self.residency = Residency(info, window_tokens, self.pool, self.prefix)
+        #: Requests of the FAST lane that gave way, because nothing else was left.
+        self.num_fast_preemptions = 0
+        self._page_size = info.page_size
+        self._settings = settings
         self._policy = policy
-
-    @property
-    def pool(self) -> PagePool:
-        return self.residency.pool
-
-    @property
-    def prefix(self) -> PrefixCache:
-        return self.residency.prefix
+        self._clock = clock
+        self._has_lanes = has_lanes
+        self._mean_outputs = _FIRST_OUTPUTS
 
     @property
     def block_tables(self) -> Int32s:
         return self.residency.block_tables
 
-    def admit(self, sequence: Sequence, num_running: int) -> bool:
-        """A slot and pages for all known tokens of a waiting sequence, or nothing.
+    # ----------------------------------------------------------------------------------------------- life of a turn
 
-        One spare page stays for each running sequence: else the newcomer is preempted at their next page border.
-        """
-        return self.residency.admit(sequence, num_spare_pages=num_running)
+    def arrive(self, sequence: Sequence, request: Request) -> None:
+        """A request came: its session waits for it from now on."""
+        if request.session and self._settings.enable_sessions and self._settings.enable_prefix_caching:
+            name = request.session_name or request.session
+            sequence.session = self.sessions.begin(request.session, request.tenant, name, self._clock())
 
-    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Pages for the first `num_tokens` positions of a running sequence; False when they run out on the way."""
-        while self.residency.needs_page(sequence, num_tokens):
-            if not self.residency.extend(sequence):
-                return False
+    def num_cached(self, sequence: Sequence) -> int:
+        """Known tokens whose KV is there now; asked before admission."""
+        return len(self._find_cached(sequence)[1]) * self._page_size
+
+    def admit(self, sequence: Sequence, running: list[Sequence], *, is_late: bool = False) -> bool:
+        """A slot and pages for all known tokens of a waiting sequence, or nothing."""
+        if not self.residency.has_slot:
+            return False
+        self.sessions.expire(self._clock())
+        head, cached = self._find_cached(sequence)
+        num_fresh = self.residency.num_missing_pages(sequence, sequence.num_known) - len(cached)
+        if num_fresh > self._room(sequence, running, cached, is_late):
+            return False
+        self.residency.bind(sequence, cached)
+        sequence.num_bound_pages = len(cached)
+        for _ in range(num_fresh):
+            self._append_page(sequence)
+        if head is not None:
+            self.templates.note_hit(head)
+        if not sequence.started:
+            sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
+            self.prefix.num_queried_tokens += sequence.num_prompt
+            self.prefix.num_hit_tokens += sequence.cached_tokens
+        return True
+
+    def extend(self, sequence: Sequence, num_tokens: int, running: list[Sequence]) -> bool:
+        """Pages for the first `num_tokens` positions of a running sequence; False when somebody has to give way."""
+        for _ in range(self.residency.num_missing_pages(sequence, num_tokens)):
+            if not self.pool.num_free + self.pool.num_cold:
+                if not self.pool.num_kept:
+                    return False
+                flex = _flex(running)
+                if flex and self._policy.victim(flex) is not sequence:
+                    return False
+            self._append_page(sequence)
         return True
 
     def extend_ahead(self, rows: list[Row], num_tokens: int) -> bool:
         """Pages for `num_tokens` more positions of every row, or nothing."""
         missing = [self.residency.num_missing_pages(row.sequence, row.start + num_tokens) for row in rows]
-        if sum(missing) > self.pool.num_available:
+        if sum(missing) > self.pool.num_free + self.pool.num_cold:
             return False
         for row, num_pages in zip(rows, missing, strict=True):
             for _ in range(num_pages):
-                self.residency.extend(row.sequence)
+                self._append_page(row.sequence)
         return True
+
+    def offer_prefix(self, sequence: Sequence) -> None:
+        """Make newly full, computed pages findable."""
+        if self._settings.enable_prefix_caching:
+            self.residency.offer_prefix(sequence)
+
+    def give_back(self, sequence: Sequence) -> None:
+        """It was preempted: slot and pages, whose content can still be found as a prefix."""
+        self.slabs.give_back(sequence.lane, sequence.num_drawn_pages)
+        sequence.num_bound_pages = sequence.num_drawn_pages = 0
+        self.residency.give_back(sequence, self._clock())
+
+    def leave(self, sequence: Sequence) -> None:
+        """Its request is over and no outstanding plan touches it: its session and template keep what is theirs."""
+        if sequence.slot >= 0:
+            context = self._context(sequence)
+            if sequence.template is not None and context.num_pages == sequence.template.num_pages:
+                self.templates.pin(sequence.template, context)
+            if sequence.session is not None:
+                self.sessions.keep(sequence.session, context)
+            else:
+                self.sessions.note_public(context.pages)
+            self.give_back(sequence)
+        if sequence.session is not None:
+            self.sessions.end(sequence.session, self._clock())
+        if sequence.is_complete and sequence.lane is Lane.FAST:
+            self._mean_outputs += _GAIN * (sequence.num_outputs - self._mean_outputs)
+
+    # ---------------------------------------------------------------------------------------------------- giving way
 
     def victim(self, running: list[Sequence]) -> Sequence:
         """Who of `running` (oldest first, not empty) gives way when pages run out."""
-        return self._policy.victim(running)
+        return self._policy.victim(_flex(running) or running)
+
+    def debtor(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
+        """A FLEX request that gives way so that a waiting FAST one can start: while FLEX holds slabs that are not its
+        own, and giving them back is enough."""
+        now_s = self._clock()
+        flex = [other for other in _flex(running) if not over_age(other, now_s)]
+        if not flex or not self.slabs.lent_to(Lane.FLEX):
+            return None
+        _, cached = self._find_cached(sequence)
+        num_fresh = self.residency.num_missing_pages(sequence, sequence.num_known) - len(cached)
+        num_coming = sum(other.num_drawn_pages for other in flex)
+        if num_fresh > self._room(sequence, running, cached, is_late=False) + num_coming:
+            return None
+        return self._policy.victim(flex)
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache of everything no running sequence uses, and start its statistics again."""
-        self.pool.forget_idle()
+        """Empty the prefix cache of everything nobody uses or keeps, and start its statistics again."""
+        self.pool.forget_cold()
         self.prefix.num_queried_tokens = self.prefix.num_hit_tokens = 0
+
+    def remove_template(self, name: str) -> Template | None:
+        """Its pages are prefixes like others from now on; None when there is none of this name."""
+        return self.templates.remove(name, self._clock())
+
+    def check_integrity(self, holders: list[Sequence]) -> None:
+        """Raise AssertionError unless pool, index, sessions and templates agree, and `holders` hold all the rest."""
+        self.pool.check_integrity()
+        self.prefix.check_integrity()
+        self.sessions.check_integrity()
+        self.templates.check_integrity()
+        self.residency.check_integrity(holders)
+        for lane in Lane:
+            drawn = sum(sequence.num_drawn_pages for sequence in holders if sequence.lane is lane)
+            assert drawn == self.slabs.num_drawn[lane], "a lane's pages are miscounted"
+
+    # ------------------------------------------------------------------------------------------------------- details
+
+    def _find_cached(self, sequence: Sequence) -> tuple[Chain | None, Int32s]:
+        """Cached pages of its known tokens; at least one token is left to compute, for its logits.
+
+        What its session or a template has is found by comparing tokens, and gives their keys as well: the chain that
+        was used. The rest is found by keys.
+        """
+        if not self._settings.enable_prefix_caching or sequence.prompt_logprobs is not None:
+            return None, NO_PAGES
+        most_tokens = (sequence.num_known - 1) // self._page_size * self._page_size
+        tokens, salt, keys = sequence.tokens, sequence.salt, sequence.keys
+        found = self.templates.find(tokens, most_tokens, salt) if len(self.templates) else None
+        if sequence.session is not None:
+            own = self.sessions.find(sequence.session, tokens, most_tokens, salt)
+            found = own if found is None or (own is not None and own[1] >= found[1]) else found
+        chain, head = None, NO_PAGES
+        if found is not None:
+            chain, num_pages = found
+            head = chain.pages[:num_pages]
+            if not keys.keys:
+                num_foreign = num_pages if chain.salt != salt else chain.num_foreign
+                keys.adopt(chain.keys[:num_pages], num_foreign)
+        known = keys.extend(tokens, sequence.num_known)
+        tail = self.prefix.find(known[: most_tokens // self._page_size], len(head))
+        return chain, np.concatenate([head, np.array(tail, np.int32)]) if tail else head
+
+    def _room(self, sequence: Sequence, running: list[Sequence], cached: Int32s, is_late: bool) -> int:
+        """Fresh pages that a waiting sequence may draw now.
+
+        One spare page stays for each running sequence: else the newcomer is preempted at their next page border. FLEX
+        leaves sessions alone while it can wait for somebody. FAST starts when pages for what FAST requests will
+        probably say are there or with FLEX: once it runs it shall not have to give way.
+        """
+        num_cold, num_kept = self.pool.num_idle_among(cached)
+        room = self.pool.num_free + self.pool.num_cold - num_cold
+        if sequence.lane is Lane.FAST or not running or is_late:
+            room += self.pool.num_kept - num_kept
+        spare = len(running)
+        if self._has_lanes and sequence.lane is Lane.FAST and running:
+            fast = [other for other in running if other.lane is Lane.FAST]
+            growth = sum(map(self._growth, (*fast, sequence))) - self.slabs.num_drawn[Lane.FLEX]
+            spare = max(spare, growth)
+        return room - spare
+
+    def _growth(self, sequence: Sequence) -> int:
+        """Pages that a FAST request will probably draw for its outputs."""
+        expected = max(_MARGIN * self._mean_outputs - sequence.num_outputs, 1.0)
+        return -(-min(int(expected), sequence.max_outputs - sequence.num_outputs) // self._page_size)
+
+    def _append_page(self, sequence: Sequence) -> None:
+        if not self.pool.num_free:
+            if self.pool.oldest_cold_s <= self.sessions.next_fade_s:
+                self.pool.evict_oldest()
+            else:
+                self.sessions.give_way()
+        self.residency.append(sequence, self.pool.allocate())
+        sequence.num_drawn_pages += 1
+        self.slabs.draw(sequence.lane)
+
+    def _context(self, sequence: Sequence) -> Chain:
+        """The pages of a request that ended, as far as they hold what counts: of one that did not end as asked, the
+        prompt. What it said is forgotten."""
+        num_tokens = sequence.num_computed
+        if not sequence.is_complete:
+            num_tokens = min(num_tokens, sequence.num_prompt)
+            for page in sequence.pages[num_tokens // self._page_size : sequence.num_inserted_pages]:
+                self.prefix.withdraw(page)
+        num_full = min(num_tokens // self._page_size, sequence.num_inserted_pages)
+        keys = sequence.keys.keys[:num_full]
+        num_bound = min(sequence.num_bound_pages, num_full)
+        pages = sequence.pages[:num_bound] + self.prefix.find(keys, num_bound)
+        keys = keys[: len(pages)]
+        tokens = sequence.tokens[: len(pages) * self._page_size].copy()
+        return Chain(tokens, keys, np.array(pages, np.int32), sequence.salt, sequence.keys.num_foreign)
+
+
+def _flex(running: list[Sequence]) -> list[Sequence]:
+    return [sequence for sequence in running if sequence.lane is Lane.FLEX and sequence.phase is Phase.RUNNING]

@@ -36,6 +36,7 @@ class FirstComeFirstServed:
     """By arrival. The youngest gives way, so that the oldest always gets on."""
 
     dynamic = False
+    relegate = True
 
     def key(self, sequence: Sequence, now_s: float) -> float:
         return 0.0
@@ -89,7 +90,7 @@ class Twinpath(FirstComeFirstServed):
 
     def key(self, sequence: Sequence, now_s: float) -> float:
         latest_start_s = deadline_s(sequence) - sequence.prefill_ms / 1e3
-        if now_s <= latest_start_s:
+        if now_s <= latest_start_s or not self.relegate:
             return latest_start_s
         if over_age(sequence, now_s):
             return sequence.arrival_s - _BAND_S
@@ -109,9 +110,14 @@ POLICIES: dict[str, type[FirstComeFirstServed]] = {
 }
 
 
-def make_policy(name: str) -> Policy:
-    """Raises: KeyError for an unknown name (settings are checked before)."""
-    return POLICIES[name]()
+def make_policy(name: str, *, relegate: bool = True) -> Policy:
+    """`relegate`: whoever cannot be met any more goes behind the others (`twinpath` only).
+
+    Raises: KeyError for an unknown name (settings are checked before).
+    """
+    policy = POLICIES[name]()
+    policy.relegate = relegate
+    return policy
 
 
 def target_s(sequence: Sequence) -> float:

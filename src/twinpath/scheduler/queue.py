@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from twinpath.scheduler.policy import Policy
 from twinpath.scheduler.sequence import Sequence
+from twinpath.scheduler.waits import WaitHistory
 
 #: Keys that change with time are those of the last whole tick: they do not depend on how often somebody looks.
 _TICK_S = 0.02
@@ -22,6 +23,8 @@ class WaitingQueue:
         self._entries: list[_Entry] = []
         self._keys: dict[int, float] = {}
         self._tick = 0
+        #: Of all that waited here for the first row of their prefill.
+        self.waits = WaitHistory()
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -30,6 +30,8 @@ class Roster:
         self._clock = clock
         #: Ended or preempted, and still in outstanding plans: their pages are coming.
         self._leaving: set[int] = set()
+        #: A FAST request for which a FLEX one gave way.
+        self._owed: Sequence | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -39,6 +41,14 @@ class Roster:
         self.sequences[sequence.request_id] = sequence
         self.waiting[sequence.lane].add(sequence, self._clock())
 
+    def all_waiting(self) -> list[Sequence]:
+        """Of both lanes."""
+        return [sequence for queue in self.waiting.values() for sequence in queue.ordered(self._clock())]
+
+    def note_wait(self, sequence: Sequence, wait_s: float, *, served: bool) -> None:
+        """A wait for the first row is over: `served`, or censored (cancelled, refused)."""
+        self.waiting[sequence.lane].waits.add(max(wait_s, 0.0), served)
+
     def ahead_of(self, sequence: Sequence) -> list[Sequence]:
         """Everybody whose prefill comes before that of a waiting sequence."""
         lanes = (Lane.FAST,) if sequence.lane is Lane.FAST else (Lane.FAST, Lane.FLEX)
@@ -47,7 +57,7 @@ class Roster:
             ahead += self.waiting[Lane.FAST].ordered(self._clock())
         return ahead + self.waiting[sequence.lane].ahead_of(sequence)
 
-    def admit(self, lane: Lane) -> Sequence | None:
+    def admit(self, lane: Lane, *, is_late: bool = False) -> Sequence | None:
         """Start the first waiting sequence of a lane when a slot and pages for all its known tokens are there."""
         queue = self.waiting[lane]
         if not queue or len(self.running) >= self.max_running:
@@ -55,8 +65,14 @@ class Roster:
         if any(other.phase is Phase.PREEMPTING for other in self.running):
             return None  # It comes back to the queue, perhaps before everyone who waits.
         sequence = queue.first(self._clock())
-        if not self.memory.admit(sequence, len(self.running)):
-            return None
+        while not self.memory.admit(sequence, self.running, is_late=is_late):
+            debtor = self.memory.debtor(sequence, self.running) if lane is Lane.FAST else None
+            if debtor is None:
+                return None
+            self._owed = sequence
+            self._preempt(debtor)
+            if debtor.phase is Phase.PREEMPTING:
+                return None
         queue.remove(sequence)
         sequence.phase = Phase.RUNNING
         insort(self.running, sequence, key=lambda other: other.order)
@@ -65,20 +81,27 @@ class Roster:
     def admit_lanes(self, now_s: float) -> None:
         """All of FAST that fits, and one FLEX prefill at a time. A FLEX request that is over age comes first."""
         flex = self.waiting[Lane.FLEX]
-        if flex and not any(s.lane is Lane.FLEX and not s.started for s in self.running):
-            is_late = over_age(flex.first(now_s), now_s)
-            if self.admit(Lane.FLEX) is None and is_late:
-                return  # What FAST requests give back is kept for it.
+        is_late = bool(flex) and over_age(flex.first(now_s), now_s)
+        is_owed = self._owed is not None and self._owed in self.waiting[Lane.FAST]
+        if (
+            flex
+            and (is_late or not is_owed)  # Else it would take back what it just gave.
+            and not any(s.lane is Lane.FLEX and not s.started for s in self.running)
+            and self.admit(Lane.FLEX, is_late=is_late) is None
+            and is_late
+        ):
+            return  # What FAST requests give back is kept for it.
         while self.admit(Lane.FAST) is not None:
             pass
 
     def extend_pages(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence the pages of its first `num_tokens` positions; the policy's victim gives way."""
-        while not self.memory.extend(sequence, num_tokens):
+        while not self.memory.extend(sequence, num_tokens, self.running):
             if self._leaving:
                 return False  # Their pages come back once the plans that touch them are committed.
             victim = self.memory.victim(self.running)
             self._preempt(victim)
+            self.memory.num_fast_preemptions += victim.lane is Lane.FAST
             if victim is sequence or victim.in_flight:
                 return False  # It may even have a row in this very step.
         return True
@@ -100,6 +123,8 @@ class Roster:
         del self.sequences[sequence.request_id]
         if sequence.phase is Phase.WAITING:
             self.waiting[sequence.lane].remove(sequence)
+            if sequence.waited_s is None:
+                self.note_wait(sequence, self._clock() - sequence.arrival_s, served=False)
         else:
             self.running.remove(sequence)
         sequence.chunk = None
@@ -111,15 +136,15 @@ class Roster:
         self._leaving.discard(sequence.order)
         if sequence.phase is Phase.PREEMPTING:
             self._requeue(sequence)
-        elif sequence.phase is Phase.DONE and sequence.slot >= 0:
-            self.memory.residency.give_back(sequence)
+        elif sequence.phase is Phase.DONE:
+            self.memory.leave(sequence)
 
     def check_integrity(self, in_flight: list[Sequence]) -> None:
         """Raise AssertionError unless pages, slots and queues agree; `in_flight`: those in outstanding plans."""
         holders = {sequence.order: sequence for sequence in (*in_flight, *self.running)}
         for sequence in holders.values():
             sequence.check_integrity()
-        self.memory.residency.check_integrity(list(holders.values()))
+        self.memory.check_integrity(list(holders.values()))
         orders = [sequence.order for sequence in self.running]
         assert orders == sorted(orders), "running sequences are not in order of arrival"
         waiting = [sequence for queue in self.waiting.values() for sequence in queue.ordered(self._clock())]
@@ -141,6 +166,6 @@ class Roster:
 
     def _requeue(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.memory.residency.give_back(sequence)
+        self.memory.give_back(sequence)
         sequence.start_over()
         self.waiting[sequence.lane].add(sequence, self._clock())

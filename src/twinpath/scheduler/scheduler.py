@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from twinpath.contracts import Clock
 from twinpath.kv import PagePool, PrefixCache, PrefixKeys
+from twinpath.scheduler.admission import Admission
 from twinpath.scheduler.answer import refuse, tell
 from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.cost import CostModel
-from twinpath.scheduler.forecast import Forecast, remaining_ms
+from twinpath.scheduler.forecast import Forecast
 from twinpath.scheduler.lanes import Choice, LanePlanner, LaneSettings
-from twinpath.scheduler.memory import Memory
+from twinpath.scheduler.memory import DEFAULT_MEMORY, Memory, MemorySettings
 from twinpath.scheduler.policy import FirstComeFirstServed, Policy, over_age
 from twinpath.scheduler.roster import Roster
 from twinpath.scheduler.sequence import Lane, Phase, Sequence
@@ -23,7 +24,6 @@ from twinpath.types import (
     Event,
     FinishEvent,
     FinishReason,
-    Promise,
     Request,
     SlotInit,
     StepPlan,
@@ -42,9 +42,11 @@ class SchedulerLimits:
     max_num_seqs: int
     #: Tokens in one step, decode and prefill rows together.
     max_num_batched_tokens: int
-    enable_prefix_caching: bool = True
+    memory: MemorySettings = DEFAULT_MEMORY
     #: None: lanes off, prefill fills every step up to the limit.
     lanes: LaneSettings | None = None
+    #: Refuse what is predicted to miss its target for the first token.
+    shed: bool = False
 
 
 class Scheduler:
@@ -77,7 +79,9 @@ class Scheduler:
         self._outstanding: deque[Step] = deque()
         self._next_order = 0
         self._next_step_id = 0
-        self.memory = Memory(info, self.window_tokens, limits.enable_prefix_caching, self.policy)
+        self.memory = Memory(
+            info, self.window_tokens, limits.memory, self.policy, self._clock, has_lanes=limits.lanes is not None
+        )
         self._roster = Roster(self.policy, self.memory, self._clock, self.max_running)
         self._num_replans = 0
         #: Plan as without lanes, to measure steps of a given shape.
@@ -85,9 +89,12 @@ class Scheduler:
         self._planner: LanePlanner | None = None
         #: Promises of first tokens and their outcomes; None without lanes.
         self.forecast: Forecast | None = None
+        #: Who comes in on what promise; None without lanes: then nothing is promised.
+        self.admission: Admission | None = None
         if limits.lanes is not None:
             self._planner = LanePlanner(limits.lanes, self.cost, info.num_layers, limits.max_num_batched_tokens)
             self.forecast = Forecast(self._planner, self.cost, limits.max_num_batched_tokens)
+            self.admission = Admission(self._planner, self.forecast, self._roster, self._clock, shed=limits.shed)
         #: Those whose last slice is not planned yet, oldest first.
         self._chunks: list[Chunk] = []
 
@@ -98,6 +105,14 @@ class Scheduler:
     @property
     def prefix(self) -> PrefixCache:
         return self.memory.prefix
+
+    @property
+    def roster(self) -> Roster:
+        return self._roster
+
+    @property
+    def planner(self) -> LanePlanner | None:
+        return self._planner
 
     @property
     def num_running(self) -> int:
@@ -130,25 +145,11 @@ class Scheduler:
             return [FinishEvent(sequence.request_id, FinishReason.LENGTH, sequence.usage)]
         self._next_order += 1
         sequence.arrival_s = sequence.arrival_s or self._clock()
-        if self._planner is None or self.forecast is None or self.lanes_paused:
+        self.memory.arrive(sequence, request)
+        if self.admission is None or self.lanes_paused:
             self._roster.add(sequence)
             return []
-        num_cached = self.memory.residency.num_cached(sequence)
-        sequence.num_uncached -= num_cached
-        sequence.lane = self._planner.lane_of(sequence.num_uncached)
-        sequence.prefill_ms = self.forecast.prefill_ms(num_cached, sequence.num_uncached)
-        self._roster.add(sequence)
-        sequence.promise = Promise(sequence.lane, self._forecast_ms(self.forecast, sequence))
-        return []
-
-    def _forecast_ms(self, forecast: Forecast, sequence: Sequence) -> float:
-        now_s = self._clock()
-        decode = [other for other in self._roster.running if other.started]
-        busy_ms = sum(step.predicted_ms for step in self._outstanding)
-        if self._outstanding:
-            busy_ms = max(busy_ms - (now_s - self._outstanding[0].planned_s) * 1e3, 0.0)
-        work_ms = sequence.prefill_ms + remaining_ms(self._roster.ahead_of(sequence))
-        return forecast.predict_ms(sequence, now_s, decode, work_ms, busy_ms)
+        return self.admission.admit(sequence, self.memory.num_cached(sequence), self._outstanding)
 
     def cancel(self, request_id: str) -> list[Event]:
         """End a request now; unknown and finished ids are ignored."""
@@ -262,6 +263,9 @@ class Scheduler:
         sample = end >= sequence.num_known + sequence.num_pending and sequence.max_outputs > 0
         sequence.num_pending += sample
         sequence.in_flight += 1
+        if sequence.waited_s is None:
+            sequence.waited_s = self._clock() - sequence.arrival_s
+            self._roster.note_wait(sequence, sequence.waited_s, served=True)
         return Row(sequence, start, length, sample)
 
     def _build(
@@ -348,7 +352,7 @@ class Scheduler:
                 self._emit(sequence, [], None, events)
             # Repeats beyond a stop token wrote KV of tokens that do not count.
             sequence.num_computed = min(sequence.num_computed, sequence.num_known)
-            self.memory.residency.offer_prefix(sequence)
+            self.memory.offer_prefix(sequence)
 
     def _emit(
         self, sequence: Sequence, new_tokens: list[int], logprobs: list[TokenLogprob] | None, events: list[Event]
@@ -358,6 +362,7 @@ class Scheduler:
         event, reason = tell(sequence, new_tokens, logprobs)
         events.append(event)
         if reason is not None:
+            sequence.is_complete = True
             self._roster.end(sequence)
             events.append(FinishEvent(sequence.request_id, reason, sequence.usage))
 

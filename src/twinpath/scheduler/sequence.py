@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twinpath.kv import PrefixKeys
+from twinpath.kv import PrefixKeys, Session, Template
 from twinpath.types import Int32s, Promise, Request, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -44,11 +44,14 @@ class Sequence:
         "cached_tokens",
         "chunk",
         "in_flight",
+        "is_complete",
         "keys",
         "lane",
         "max_outputs",
         "needs_init",
+        "num_bound_pages",
         "num_computed",
+        "num_drawn_pages",
         "num_inserted_pages",
         "num_known",
         "num_pending",
@@ -63,13 +66,17 @@ class Sequence:
         "promise",
         "prompt_logprobs",
         "request_id",
+        "salt",
         "sampling",
+        "session",
         "slot",
         "started",
         "stop_ids",
+        "template",
         "tokens",
         "tpot_target_ms",
         "ttft_target_ms",
+        "waited_s",
         "weight",
     )
 
@@ -89,8 +96,15 @@ class Sequence:
         self.pages: list[int] = []
         self.needs_init = True
         self.keys = keys
-        self.num_inserted_pages = 0
+        self.salt = request.cache_salt
+        #: Of its pages: found cached when it was admitted, allocated for it since, and offered as prefixes.
+        self.num_bound_pages = self.num_drawn_pages = self.num_inserted_pages = 0
         self.cached_tokens = 0
+        #: Whose turn it is, and the template that its pages are to become.
+        self.session: Session | None = None
+        self.template: Template | None = None
+        #: It ended as asked: what it said belongs to the context.
+        self.is_complete = False
         #: A first event went out.
         self.started = False
         #: Collected until the first event; None: not asked for, or told already.
@@ -106,6 +120,8 @@ class Sequence:
         self.lane = Lane.FAST
         self.prefill_ms = 0.0
         self.promise: Promise | None = None
+        #: From arrival until the first row of its prefill was planned; None: not yet.
+        self.waited_s: float | None = None
 
     @property
     def num_outputs(self) -> int:

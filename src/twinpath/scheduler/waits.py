@@ -88,8 +88,9 @@ class WaitHistory:
     def __init__(self, window: int = 256) -> None:
         self._waits: deque[tuple[float, bool]] = deque(maxlen=window)
         self._shape = 1.0
-        #: Waits added since the last fit.
+        #: Waits added since the last fit, and what that found.
         self.num_new = 0
+        self.fitted: Weibull | None = None
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -104,7 +105,7 @@ class WaitHistory:
         self.num_new = 0
         served = [wait_s for wait_s, was_served in self._waits if was_served]
         censored = [wait_s for wait_s, was_served in self._waits if not was_served]
-        fitted = fit_weibull(served, [*censored, *still_waiting_s], self._shape)
-        if fitted is not None:
-            self._shape = fitted.shape
-        return fitted
+        self.fitted = fit_weibull(served, [*censored, *still_waiting_s], self._shape)
+        if self.fitted is not None:
+            self._shape = self.fitted.shape
+        return self.fitted

@@ -1,0 +1,30 @@
+"""What the engine's heartbeat says of lanes and deadlines. Read from the heartbeat's thread: sums and single values."""
+
+from __future__ import annotations
+
+from twinpath.ipc.messages import DeadlineGauges, LaneGauges
+from twinpath.scheduler.scheduler import Scheduler
+from twinpath.scheduler.sequence import Lane
+
+
+def deadline_gauges(scheduler: Scheduler) -> DeadlineGauges:
+    planner, running = scheduler.planner, list(scheduler.roster.running)
+    decode = [sequence for sequence in running if sequence.started]
+    alone_ms = planner.alone_ms(decode) if planner is not None and decode else 0.0
+    return DeadlineGauges(
+        fast=_lane(scheduler, Lane.FAST, sum(sequence.lane is Lane.FAST for sequence in running)),
+        flex=_lane(scheduler, Lane.FLEX, sum(sequence.lane is Lane.FLEX for sequence in running)),
+        decode_step_ms=alone_ms,
+        itl_budget_ms=planner.budget_ms(decode, alone_ms) if planner is not None and decode else 0.0,
+        num_outliers=scheduler.cost.num_outliers,
+        num_measured=scheduler.cost.num_observed,
+        num_shed=scheduler.admission.num_shed if scheduler.admission is not None else 0,
+    )
+
+
+def _lane(scheduler: Scheduler, lane: Lane, num_running: int) -> LaneGauges:
+    queue = scheduler.roster.waiting[lane]
+    fitted = queue.waits.fitted
+    if fitted is None:
+        return LaneGauges(num_running, len(queue))
+    return LaneGauges(num_running, len(queue), fitted.shape, fitted.scale_s)
