@@ -8,8 +8,11 @@ import time
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from twinpath.api.anthropic.endpoints import CountTokens, Messages
 from twinpath.api.chat import ChatCompletions
 from twinpath.api.completions import Completions
+from twinpath.api.deadline_metrics import watch_deadlines
+from twinpath.api.deadlines import ServiceDesk
 from twinpath.api.generation import Door
 from twinpath.api.identity import KeyRing
 from twinpath.api.middleware import Auth, Cors, Errors, Exchanges
@@ -19,7 +22,11 @@ from twinpath.api.openapi import openapi_document
 from twinpath.api.plain_routes import Allow, HealthChecks, Models, Rendered, not_found
 from twinpath.api.ports import Replica, TextModel
 from twinpath.api.prompts import PromptEncoder
+from twinpath.api.refused_routes import REFUSED, Refused
 from twinpath.api.report import ExchangeReport
+from twinpath.api.responses_api.endpoints import Responses, StoredResponses
+from twinpath.api.responses_api.store import ResponseStore
+from twinpath.api.tokenization import Detokenize, Tokenize
 from twinpath.config import ServeConfig
 from twinpath.telemetry.metrics import CONTENT_TYPE, ServerMetrics
 
@@ -43,8 +50,10 @@ def build_app(config: ServeConfig, text: TextModel, replica: Replica, *, stall_s
         sampling=sampling,
         prompts=PromptEncoder(text, sampling, offload),
         offload=offload,
+        desk=ServiceDesk(config.slo),
     )
     metrics = _metrics(config.served_model_name, replica)
+    watch_deadlines(metrics, replica, config.slo)
     app: ASGIApp = _router(door, metrics, stall_s)
     app = Auth(app, keys=KeyRing(config.http.api_keys))
     app = Errors(app, log=logging.getLogger("twinpath.api"))
@@ -77,10 +86,18 @@ def _router(door: Door, metrics: ServerMetrics, stall_s: float) -> Router:
     models = Models(door.model_name, door.replica, created=int(time.time()))
     health = HealthChecks(door.replica, stall_s=stall_s)
     document = openapi_document(door.model_name)
+    responses = ResponseStore(door.http.response_store_mb * 1024 * 1024)
     get = ("GET", "HEAD")
     routes = [
         Route("/v1/chat/completions", Allow(ChatCompletions(door), "POST")),
         Route("/v1/completions", Allow(Completions(door), "POST")),
+        Route("/v1/responses", Allow(Responses(door, responses), "POST")),
+        Route("/v1/responses/{id}", Allow(StoredResponses(responses), "GET", "HEAD", "DELETE")),
+        Route("/v1/messages", Allow(Messages(door), "POST")),
+        Route("/v1/messages/count_tokens", Allow(CountTokens(door), "POST")),
+        Route("/tokenize", Allow(Tokenize(door), "POST")),
+        Route("/detokenize", Allow(Detokenize(door), "POST")),
+        *(Route(path, Refused(what)) for path, what in REFUSED.items()),
         Route("/v1/models", Allow(models.list, *get)),
         Route("/v1/models/{id:path}", Allow(models.get, *get)),
         Route("/health", Allow(health.live, *get)),

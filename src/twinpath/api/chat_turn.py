@@ -24,12 +24,9 @@ async def open_turn(
     """
     exchange = Exchange.of(scope)
     num_top, stops = logprobs_of(fields), stops_of(fields)
-    num_tool_bytes = len(memoryview(fields.tools))
-    # About fifty times faster than encoding prompts.
-    use = await door.offload.run(num_tool_bytes // 50, lambda: tool_use(fields))
+    prompt_ids, use = await open_prompt(door, exchange, fields)
     if use is not None and use.required:
         raise InvalidRequest("'tool_choice' demands a call, which this server cannot yet enforce.", param="tool_choice")
-    prompt_ids = await door.prompts.chat(fields, exchange.num_body_bytes, use.prompt_tools() if use else ())
     sampling = door.sampling.params(fields, room=door.room_after(prompt_ids, param), logprobs=num_top)
     return door.turn(
         Ask(scope, exchange, fields, stops),
@@ -38,6 +35,19 @@ async def open_turn(
         request_id=request_id or new_id("chatcmpl"),
         parser=_parser(door, use, prompt_ids),
     )
+
+
+async def open_prompt(
+    door: Door, exchange: Exchange, fields: ChatCompletionRequest
+) -> tuple[list[int], ToolUse | None]:
+    """Ids of a request's prompt, and the tools it may use.
+
+    Raises: RequestError.
+    """
+    num_tool_bytes = len(memoryview(fields.tools))
+    # About fifty times faster than encoding prompts.
+    use = await door.offload.run(num_tool_bytes // 50, lambda: tool_use(fields))
+    return await door.prompts.chat(fields, exchange.num_body_bytes, use.prompt_tools() if use else ()), use
 
 
 def _parser(door: Door, use: ToolUse | None, prompt_ids: list[int]) -> AnswerParser | None:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twinpath.api.body import ClientGone
-from twinpath.api.envelope import envelope, error_headers, internal_error
+from twinpath.api.deadlines import promise_headers
+from twinpath.api.envelope import envelope_on, error_headers, internal_error
 from twinpath.api.exchange import Exchange
 from twinpath.api.generation import shutting_down
 from twinpath.api.headers import header
@@ -40,6 +41,8 @@ class Exchanges:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 message["headers"] = [*message["headers"], *exchange.headers]
+                if exchange.turns:
+                    message["headers"] += promise_headers(exchange.turns[0])
             await send(message)
 
         try:
@@ -67,8 +70,8 @@ class Cors:
             return
         asked = header(scope, b"access-control-request-headers")
         headers = [
-            (b"allow", b"GET, HEAD, POST, OPTIONS"),
-            (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
+            (b"allow", b"GET, HEAD, POST, DELETE, OPTIONS"),
+            (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE, OPTIONS"),
             (
                 b"access-control-allow-headers",
                 asked or b"authorization, content-type, x-api-key, x-request-id, x-session-id",
@@ -79,7 +82,10 @@ class Cors:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _headers(self, origin: bytes) -> list[tuple[bytes, bytes]]:
-        exposed = (b"access-control-expose-headers", b"x-request-id, retry-after")
+        exposed = (
+            b"access-control-expose-headers",
+            b"x-request-id, retry-after, x-twinpath-lane, x-twinpath-predicted-ttft-ms",
+        )
         if self._any:
             return [(b"access-control-allow-origin", b"*"), exposed]
         vary = (b"vary", b"origin")
@@ -120,7 +126,7 @@ class Errors:
         if exchange.status:
             _abort(scope)
             return
-        body = envelope(error)
+        body = envelope_on(exchange.path, error)
         headers = [*error_headers(error), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
