@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
     bool shares_core = is("shared");  // a busy process has the caller's core, not the worker's
     constexpr int kSteps = 4000;
     for (int step = 0; step < kSteps; ++step) {
-        const bool contended = is("busy") || is("shared") || ((is("passing") || is("looking")) && step < kSteps / 2);
+        const bool contended = is("busy") || is("shared") || ((is("passing") || is("looking") || is("prompts")) && step < kSteps / 2);
         const int rows = is("mixed") ? 1 + step % 2 : 1;
         // Idle: two threads 2.5 ms, one 4.3. Beside a busy process two threads lose a time slice now and then.
         int64_t step_ns = active == 2 ? 2'500'000 : 4'300'000, lost_ns = 0, stolen_ns = 0;
@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
         active = governor.next(active, 2, now_ns, rows, step_ns, lost_ns + stolen_ns);
         if (active < 1 || active > 2) return 1;
         if (governor.should_move(active, 2, now_ns, step_ns, stolen_ns)) shares_core = false;
+        if (is("prompts") && step % 50 == 0) active = governor.after_long(active, 2, 80'000'000, contended ? 20'000'000 : 0);
         if (is("looking") && governor.should_look(active, 2, now_ns) && !contended) governor.retry();
     }
     std::printf("%d %lld\n", full * 100 / kSteps, static_cast<long long>(now_ns / kSteps / 1000));

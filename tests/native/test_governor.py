@@ -29,6 +29,7 @@ def governor(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # 2000 of 4000 steps, less 1.6 s (the longest pause) of steps that take 4.3 ms with one thread.
         pytest.param("passing", 40, 60, 3900, id="all threads again once the busy process is gone"),
         pytest.param("looking", 49, 60, 3900, id="at once where somebody tells that a core is idle"),
+        pytest.param("prompts", 49, 60, 3900, id="at the next prompt, which has all threads anyway"),
         pytest.param("jitter", 95, 100, 3300, id="stalls that cost less than a thread brings"),
         pytest.param("mixed", 100, 100, 2500, id="steps of other sizes are not compared"),
     ],

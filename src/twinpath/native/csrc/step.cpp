@@ -110,26 +110,26 @@ StepStatus Stepper::run(const StepArgs& a, std::string* error) {
     cancel_ = a.cancel;
     lay_out(a);
     if (num_rows_ == 0) return cancelled() ? StepStatus::kCancelled : StepStatus::kDone;
-    const bool leaves_core = num_rows_ <= kMostRowsBesideOthers && pool_->active() > 1 && now_ns() < leave_core_until_ns_;
+    const int active = pool_->active(), most = pool_->num_threads();
+    const bool is_long = num_rows_ > kMostRowsBesideOthers;
+    const bool leaves_core = !is_long && active > 1 && now_ns() < leave_core_until_ns_;
     leave_core_until_ns_ = 0;
-    // Not the governor's business: it would judge the step slow, or many short tasks by what a long one lost.
-    if (leaves_core || num_rows_ > kMostRowsBesideOthers) {
-        const int active = pool_->active();
-        pool_->set_active(leaves_core ? active - 1 : pool_->num_threads());
-        run_rows(a);
-        pool_->set_active(active);
-        pool_->take_waits();
-        return cancelled() ? StepStatus::kCancelled : StepStatus::kDone;
-    }
+    pool_->set_active(is_long ? most : leaves_core ? active - 1 : active);
     const int64_t begin_ns = now_ns(), begin_cpu_ns = thread_cpu_ns();
     run_rows(a);
     const int64_t end_ns = now_ns(), step_ns = end_ns - begin_ns;
     const ThreadPool::Waits waits = pool_->take_waits();
     // What this thread neither ran nor slept: somebody else had its processor.
     const int64_t stolen_ns = std::max<int64_t>(0, step_ns - (thread_cpu_ns() - begin_cpu_ns) - waits.asleep_ns);
-    pool_->set_active(governor_.next(pool_->active(), pool_->num_threads(), end_ns, num_rows_, step_ns, waits.late_ns + stolen_ns));
-    if (governor_.should_move(pool_->active(), pool_->num_threads(), end_ns, step_ns, stolen_ns)) leave_this_core();
-    if (governor_.should_look(pool_->active(), pool_->num_threads(), end_ns) && idle_cores_.look(end_ns) > kIdleCore) governor_.retry();
+    if (leaves_core) {
+        pool_->set_active(active);  // not the governor's business: it would judge the step slow
+    } else if (is_long) {
+        pool_->set_active(governor_.after_long(active, most, step_ns, waits.late_ns + stolen_ns));
+    } else {
+        pool_->set_active(governor_.next(active, most, end_ns, num_rows_, step_ns, waits.late_ns + stolen_ns));
+        if (governor_.should_move(pool_->active(), most, end_ns, step_ns, stolen_ns)) leave_this_core();
+        if (governor_.should_look(pool_->active(), most, end_ns) && idle_cores_.look(end_ns) > kIdleCore) governor_.retry();
+    }
     return cancelled() ? StepStatus::kCancelled : StepStatus::kDone;
 }
 
