@@ -61,7 +61,16 @@ class KeyRing:
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if not any(matches):
             raise Unauthorized("Incorrect API key.")
-        return Caller(hashlib.sha256(b"caller:" + digest).hexdigest())
+        return Caller(_hash_of(digest))
+
+
+def key_hash(key: bytes) -> str:
+    """The `Caller.key_hash` of whoever presents this key."""
+    return _hash_of(hashlib.sha256(key).digest())
+
+
+def _hash_of(digest: bytes) -> str:
+    return hashlib.sha256(b"caller:" + digest).hexdigest()
 
 
 def _presented_key(scope: Scope) -> bytes:

@@ -110,7 +110,13 @@ def settings_table(config: ServeConfig, info: Ready, origins: Mapping[str, str])
 
 def settings_rows(config: ServeConfig, info: Ready) -> Iterator[tuple[str, str]]:
     """Every setting that has an effect and that no fact shows; secrets only counted."""
-    sections = {"serve": config, "http": config.http, "engine": config.engine, "scheduler": config.scheduler}
+    sections = {
+        "serve": config,
+        "http": config.http,
+        "engine": config.engine,
+        "scheduler": config.scheduler,
+        "slo": config.slo,
+    }
     unread = unread_settings(config.engine)
     for setting in SETTINGS:
         if setting.name in info.facts or SHOWN_BY_FACT.get(setting.name) in info.facts or setting.name in unread:
@@ -118,6 +124,10 @@ def settings_rows(config: ServeConfig, info: Ready) -> Iterator[tuple[str, str]]
         value = getattr(sections[setting.section], setting.field)
         if setting.name == "api_key":
             yield "api_key", f"{len(value)} keys" if value else "none: open to everybody who can connect"
+        elif setting.name == "slo_class":
+            yield "slo_class", ", ".join(slo.name for slo in value) or "none"
+        elif setting.name == "key_class":
+            yield "key_class", f"{len(value)} keys" if value else "none"
         elif setting.name == "chat_template":
             yield "chat_template", "the model's own" if value is None else f"overridden ({len(value)} characters)"
         elif setting.name == "max_model_len":

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from twinpath.telemetry.slo import SloMetrics
 from twinpath.telemetry.tally import TOKEN_GAP_BOUNDS_S, Tally, TallyCollector
 
 #: Seconds, for first tokens and whole requests: 1 ms to minutes.
@@ -63,6 +64,7 @@ class ServerMetrics:
         )
         self.registry.register(self._gaps)
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "From request to last token.", _REQUEST_BUCKETS)
+        self.slo = SloMetrics(self.registry, self._label)
         self._agent = histogram(
             "agent_end_to_end_seconds", "From the request's first byte in to its last byte out.", _REQUEST_BUCKETS
         )
@@ -70,6 +72,10 @@ class ServerMetrics:
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read at scrape time."""
         Gauge(name, text, tuple(self._label), registry=self.registry).labels(**self._label).set_function(read)
+
+    def watch_by(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """A gauge per value of one more label, read at scrape time."""
+        self.registry.register(_Labelled(name, text, self._label, label, read))
 
     def watch_total(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A total that another room counts, read at scrape time."""
@@ -117,4 +123,19 @@ class _Total(Collector):
     def collect(self) -> list[CounterMetricFamily]:
         family = CounterMetricFamily(self._name, self._text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), self._read())
+        return [family]
+
+
+class _Labelled(Collector):
+    """A gauge family whose values live elsewhere."""
+
+    def __init__(
+        self, name: str, text: str, labels: Mapping[str, str], more: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._name, self._text, self._labels, self._more, self._read = name, text, labels, more, read
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        family = GaugeMetricFamily(self._name, self._text, labels=[*self._labels, self._more])
+        for value, number in self._read().items():
+            family.add_metric([*self._labels.values(), value], number)
         return [family]
