@@ -24,7 +24,7 @@ from typing import Any
 
 from twinpath.text.answer import TOOL_FORMATS, ToolFormat
 from twinpath.text.template_traits import TemplateTraits
-from twinpath.text.tool_history import describe_tools, fit_calls, spell_tools
+from twinpath.text.tool_history import describe_tools, fit_calls, pair_calls, spell_tools
 
 Message = dict[str, Any]
 _GAP = "\n\n"
@@ -43,7 +43,8 @@ def normalize(
     plain = [_plain(message, traits) for message in messages]
     if tools and not traits.renders_tools:
         plain = _lead_system(plain, describe_tools(tools, tool_format))
-    plain = fit_calls([spell_tools(message, traits, tool_format) for message in plain], traits)
+    plain = [spell_tools(message, traits, tool_format) for message in pair_calls(plain)]
+    plain = fit_calls(plain, traits)
     plain = _place_systems(plain, traits)
     has_neighbours = any(a["role"] == b["role"] != "tool" for a, b in pairwise(plain))
     if has_neighbours and not traits.renders_neighbours:

@@ -44,14 +44,18 @@ class TemplateTraits:
 
     @cached_property
     def renders_tool_calls(self) -> bool:
-        return any(self._shows(_user(), call) for call in (_call({"x": 1}), _as_text(_call({"x": 1}))))
+        return self.numbers_calls or any(
+            self._shows(_user(), call) for call in (_call({"x": 1}), _as_text(_call({"x": 1})))
+        )
 
     @cached_property
     def renders_two_calls(self) -> bool:
         """In one turn: Llama 3.1's template takes one call only."""
         calls = [*_call({"x": 1})["tool_calls"], *_call({"x": 1}, "call00002", _PROBE + "two")["tool_calls"]]
         both = _call({"x": 1}) | {"tool_calls": calls}
-        return any(self._shows(_user(), turn, expected=_PROBE + "two") for turn in (both, _as_text(both)))
+        return self.numbers_calls or any(
+            self._shows(_user(), turn, expected=_PROBE + "two") for turn in (both, _as_text(both))
+        )
 
     @cached_property
     def renders_tools(self) -> bool:
@@ -71,7 +75,11 @@ class TemplateTraits:
     def needs_short_ids(self) -> bool:
         """Mistral's templates want call ids of exactly nine letters or digits."""
         long_id = _call({"x": 1}, "call_0123456789abcdef")
-        return self.renders_tool_calls and not any(self._shows(_user(), call) for call in (long_id, _as_text(long_id)))
+        return (
+            self.renders_tool_calls
+            and not self.numbers_calls
+            and not any(self._shows(_user(), call) for call in (long_id, _as_text(long_id)))
+        )
 
     @cached_property
     def renders_tool_results(self) -> bool:

@@ -62,6 +62,30 @@ def spell_tools(message: Message, traits: TemplateTraits, tool_format: ToolForma
     return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
 
 
+def pair_calls(messages: Sequence[Message]) -> list[Message]:
+    """Every call with an id and every result with its call's id and name: clients leave them out, templates ask.
+
+    A result without an id is that of the first call that has none yet.
+    """
+    open_calls: dict[str, str] = {}
+    paired: list[Message] = []
+    num_calls = 0
+    for message in messages:
+        if message["role"] == "tool":
+            call_id = message.get("tool_call_id") or next(iter(open_calls), "")
+            known = {"tool_call_id": call_id or f"call{num_calls:05}"}
+            if name := open_calls.pop(call_id, ""):
+                known["name"] = name
+            message = known | message
+        calls = []
+        for call in message.get("tool_calls", ()):
+            num_calls += 1
+            calls.append({"id": f"call{num_calls:05}"} | call)
+            open_calls[calls[-1]["id"]] = call["function"]["name"]
+        paired.append(message | {"tool_calls": calls} if calls else message)
+    return paired
+
+
 def fit_calls(messages: list[Message], traits: TemplateTraits) -> list[Message]:
     """Calls in the number per turn and with the ids that the template takes."""
     num_calls = [len(message.get("tool_calls", ())) for message in messages]
