@@ -1,0 +1,69 @@
+"""CUDA C++ compiled at start for the card that is there, and launched on torch's current stream."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+class CudaError(RuntimeError):
+    """A call into CUDA failed; the message names the call and what CUDA says."""
+
+
+def compile_cuda(source: str, macros: Mapping[str, str], architecture: str) -> bytes:
+    """Machine code (cubin) of `source`, e.g. for "sm_90a".
+
+    Raises: CudaError with the compiler's messages.
+    """
+    from cuda.bindings import nvrtc  # Comes with torch's CUDA build only.
+
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device"]
+    options += [f"-D{name}={value}" for name, value in macros.items()]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise CudaError(f"NVRTC: {log.decode(errors='replace')}")
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    cubin = b" " * size
+    nvrtc.nvrtcGetCUBIN(program, cubin)
+    nvrtc.nvrtcDestroyProgram(program)
+    return bytes(cubin)
+
+
+class CudaKernel:
+    """One `extern "C"` kernel that takes a single struct of 64-bit values. Keeps its module loaded."""
+
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        torch.cuda.current_stream().synchronize()  # Makes the device's context current in this thread.
+        self._module = _checked("cuModuleLoadData", driver.cuModuleLoadData(cubin))
+        self._function = _checked("cuModuleGetFunction", driver.cuModuleGetFunction(self._module, name.encode()))
+        self._shared_bytes = shared_bytes
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(self._function, attribute, shared_bytes))
+
+    def launch(self, grid: int, block: int, values: Sequence[int]) -> None:
+        """On torch's current stream (also while it is captured); `values` in the struct's order."""
+        data = ctypes.create_string_buffer(struct.pack(f"<{len(values)}q", *values))
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(data))
+        stream = torch.cuda.current_stream().cuda_stream
+        launched = self._driver.cuLaunchKernel(
+            self._function, grid, 1, 1, block, 1, 1, self._shared_bytes, stream, ctypes.addressof(arguments), 0
+        )
+        _checked("cuLaunchKernel", launched)
+
+
+def _checked(call: str, result: tuple[Any, ...]) -> Any:
+    """The call's value, if it has one."""
+    if int(result[0]) != 0:
+        raise CudaError(f"{call}: {result[0]}")
+    return result[1] if len(result) > 1 else None

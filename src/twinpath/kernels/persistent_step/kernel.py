@@ -1,0 +1,173 @@
+"""Compile and launch the persistent decode step. `step.cu` says how it works."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from twinpath.kernels.nvrtc import CudaKernel, compile_cuda
+
+#: Columns of one `mma`: rows of the batch that a launch can take.
+MAX_BATCH = 8
+#: Weight rows of one tile; sums of squares come in parts of so many.
+TILE_ROWS = 16
+_THREADS = 9 * 32
+#: Dynamic shared memory of one program on sm_90.
+_SHARED_BYTES = 227 * 1024
+_MAX_SPLITS = 32
+_MAX_GROUP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What the kernel is compiled for; names as in `ModelSpec`."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    norm_eps: float
+    attn_scale: float
+    gelu: bool
+    head_norms: bool
+    qkv_bias: bool
+    num_splits: int
+    page_size: int
+    #: Rows that the buffers hold.
+    max_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """One layer, in the order of the kernel's struct. None where the model has no such tensor."""
+
+    qkv: torch.Tensor
+    o: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    mlp_gain: torch.Tensor
+    #: The norm after this layer: the next one's first, or the model's last.
+    next_gain: torch.Tensor
+    q_gain: torch.Tensor | None
+    k_gain: torch.Tensor | None
+    rope: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    #: int32 [max_batch, splits + 1], of this layer's window.
+    borders: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """Buffers of all layers, in the order of the kernel's struct; shapes as in `engine/cuda_decode.py`.
+
+    best, best_id: one entry per program for each row. meetings int32 [2], zero before the first launch.
+    """
+
+    head: torch.Tensor
+    block_tables: torch.Tensor
+    positions: torch.Tensor
+    residual: torch.Tensor
+    projected: torch.Tensor
+    attn_squares: torch.Tensor
+    mlp_squares: torch.Tensor
+    partial: torch.Tensor
+    stats: torch.Tensor
+    logits: torch.Tensor
+    best: torch.Tensor
+    scaled: torch.Tensor
+    attended: torch.Tensor
+    gated: torch.Tensor
+    best_id: torch.Tensor
+    arrivals: torch.Tensor
+    meetings: torch.Tensor
+
+
+def tile_width(shape: StepShape) -> int | None:
+    """Columns of a weight tile: the most that divide every summed axis. None: this model needs the chain."""
+    sums = (shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size)
+    widths = [
+        w for w in (1024, 512, 256) if not any(k % w for k in sums) and w * 8 // shape.head_dim >= shape.page_size
+    ]
+    even = shape.vocab_size % TILE_ROWS == 0 and shape.head_dim in (64, 128, 256)
+    small = shape.num_splits <= _MAX_SPLITS and shape.num_heads // shape.num_kv_heads <= _MAX_GROUP
+    return widths[0] if widths and even and small and shape.page_size % 16 == 0 else None
+
+
+def is_supported(shape: StepShape, device: torch.device, dtype: torch.dtype) -> bool:
+    """Hopper, bfloat16, and a shape whose tiles come out even."""
+    if device.type != "cuda" or dtype != torch.bfloat16 or tile_width(shape) is None:
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+class PersistentStep:
+    """One compiled model over one set of buffers. `launch` is one kernel; it may be captured."""
+
+    def __init__(self, shape: StepShape, layers: Sequence[LayerTensors], tensors: StepTensors) -> None:
+        device = tensors.residual.device
+        self.num_programs = torch.cuda.get_device_properties(device).multi_processor_count
+        macros, shared_bytes = step_macros(shape)
+        self._kernel = CudaKernel(compile_cuda(step_source(), macros, "sm_90a"), "decode_step", shared_bytes)
+        rows = [[_address(getattr(layer, name)) for name in LayerTensors.__dataclass_fields__] for layer in layers]
+        self._table = torch.tensor(rows, dtype=torch.int64, device=device)
+        self._keep = (layers, tensors)
+        self._values = [self._table.data_ptr()]
+        self._values += [_address(getattr(tensors, name)) for name in StepTensors.__dataclass_fields__]
+        self._max_pages = tensors.block_tables.shape[1]
+
+    def launch(self, batch: int) -> None:
+        """Rows [0, batch), batch <= MAX_BATCH, after `begin_step`; the results are those of the chain's last kernel."""
+        if not 0 < batch <= MAX_BATCH:
+            raise ValueError(f"the persistent step takes 1 to {MAX_BATCH} rows, got {batch}")
+        self._kernel.launch(self.num_programs, _THREADS, [*self._values, batch, self._max_pages])
+
+
+def step_macros(shape: StepShape) -> tuple[dict[str, str], int]:
+    """Macros of `step.cu` and the bytes of shared memory: as many stages as fit."""
+    width = tile_width(shape)
+    if width is None:
+        raise ValueError(f"the persistent step does not fit this model: {shape}")
+    group = shape.num_heads // shape.num_kv_heads
+    stage_bytes = TILE_ROWS * (width * 2 + 64)
+    scratch_bytes = 4 * max(8 * group * (shape.head_dim + 2), 2 * 8 * 8 * 20)
+    num_stages = (_SHARED_BYTES - scratch_bytes - 1024) // stage_bytes
+    macros = {
+        "HIDDEN": shape.hidden_size,
+        "INTER": shape.intermediate_size,
+        "HEADS": shape.num_heads,
+        "KV_HEADS": shape.num_kv_heads,
+        "DIM": shape.head_dim,
+        "VOCAB": shape.vocab_size,
+        "LAYERS": shape.num_layers,
+        "SPLITS": shape.num_splits,
+        "PAGE": shape.page_size,
+        "TILE_K": width,
+        "STAGES": num_stages,
+        "B_MAX": shape.max_batch,
+        "EPS": f"{shape.norm_eps!r}f",
+        "SCALE": f"{shape.attn_scale * 1.4426950408889634!r}f",
+        "GELU": int(shape.gelu),
+        "HEAD_NORMS": int(shape.head_norms),
+        "QKV_BIAS": int(shape.qkv_bias),
+    }
+    return {name: str(value) for name, value in macros.items()}, num_stages * stage_bytes + scratch_bytes + 1024
+
+
+@cache
+def step_source() -> str:
+    """Both files as one text."""
+    folder = Path(__file__).parent
+    return "".join((folder / name).read_text(encoding="utf-8") for name in ("primitives.cuh", "step.cu"))
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
