@@ -216,9 +216,9 @@ class StepPlan:
         block_tables int32 [num_segments, max_pages] (page ids in order, padded with -1; pages of the new tokens too);
         residual float32 [sum(lengths), hidden] or None.
     Layers: the half-open range [layer_begin, layer_end) runs. A range that starts after 0 reads `residual`, one that
-        ends before num_layers writes it (caller-owned); embedding only when layer_begin == 0, sampling only when
-        layer_end == num_layers. Slices of one chunk share one residual and may be outstanding together; after an
-        interrupt its content is undefined and the chunk starts again at layer 0.
+        ends before num_layers writes it (caller-owned; see `EngineInfo.keeps_residual`); embedding only when
+        layer_begin == 0, sampling only when layer_end == num_layers. Slices of one chunk share one residual and may be
+        outstanding together; after an interrupt its content is undefined and the chunk starts again at layer 0.
     Invariant: plan n + 1 may be submitted before plan n's result is known; a decode segment then carries PENDING_TOKEN.
     """
 
@@ -281,3 +281,5 @@ class EngineInfo:
     depth: int
     device: Literal["cpu", "cuda"] = "cpu"
     description: str = ""
+    #: The residual of a chunk that runs slice by slice stays on the device: the plan's array is its name, not its home.
+    keeps_residual: bool = False

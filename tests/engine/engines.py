@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 
 from engine.random_models import SPECS, VOCAB_SIZE, random_weights
 from engine.step_driver import Driver
 from twinpath.contracts import Engine
 from twinpath.engine.cpu import CpuEngine, CpuOptions
+from twinpath.engine.cuda import CudaEngine
+from twinpath.engine.cuda_memory import CudaOptions
+from twinpath.engine.cuda_weights import pack_weights
 from twinpath.engine.reference import ReferenceEngine
 from twinpath.engine.reference_memory import ReferenceOptions
 from twinpath.model.spec import ModelSpec
@@ -57,12 +62,33 @@ def _native(isa: str) -> Build:
     return build
 
 
+def _cuda(kernels: Literal["plain", "triton"], device: Literal["cpu", "cuda"], depth: int = 3) -> Build:
+    def build(spec: ModelSpec, weights: Weights) -> Engine:
+        options = CudaOptions(
+            device=device,
+            kernels=kernels,
+            graphs=False,
+            page_size=PAGE_SIZE,
+            num_pages=NUM_PAGES,
+            max_slots=6,
+            max_step_tokens=128,
+            depth=depth,
+        )
+        # float32 on both sides: the suite compares tokens of rows that met other rows on the way.
+        packed = pack_weights(spec, weights, torch.device(device), torch.float32, spec.max_position)
+        return CudaEngine(packed, options)
+
+    return build
+
+
 ENGINES = [
     pytest.param(_reference(1), id="reference-1"),
     pytest.param(_reference(3), id="reference-3"),
     pytest.param(_native("auto"), id="native"),
     pytest.param(_native("portable"), id="native-portable"),
     pytest.param(_reference(3, "cuda"), id="reference-cuda-3", marks=pytest.mark.gpu),
+    pytest.param(_cuda("plain", "cpu"), id="cuda-plain"),
+    pytest.param(_cuda("triton", "cuda"), id="cuda", marks=pytest.mark.gpu),
 ]
 
 

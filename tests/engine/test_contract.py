@@ -89,7 +89,7 @@ def test_two_layer_slices_equal_the_whole(driver: Driver) -> None:
         residual = np.full((len(segment.tokens), info.hidden_size), np.nan, dtype=np.float32)
         first = driver.run([segment], inits=inits, layers=(0, 1), residual=residual)
         assert first.tokens.tolist() == []
-        assert np.isfinite(residual).all()
+        assert info.keeps_residual or np.isfinite(residual).all()
         driver.run([segment], layers=(1, info.num_layers), residual=residual)
         inits = []
     assert sequence.outputs == right

@@ -88,4 +88,5 @@ def prefill_attention_kernel(
         acc, total, best, queries, whole_end, last + 1, table, k_head, v_head, positions, last, window, scale,
         K * PAGE * D, PAGE, D, DIM, N, True, PRECISION,
     )  # fmt: skip
+    total = tl.where(total == 0.0, 1.0, total)  # lanes without a row
     tl.store(out + cells, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)

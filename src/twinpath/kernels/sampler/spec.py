@@ -73,8 +73,8 @@ class Workspace:
     """Scratch and results of up to R rows.
 
     Shapes: adjusted float32, weights and candidates int64 [R, V]; bins int64 [R, NUM_BINS]; block_best float32,
-        block_ids int32, block_sums int64 [R, ceil(V / BLOCK)]; rows int64 [R, NUM_ROW_INTS]; best float32, arrivals,
-        tokens, codes int32 [R]; allowed int32 [R, W].
+        block_ids int32, block_sums int64 [R, ceil(V / BLOCK)]; rows int64 [R, NUM_ROW_INTS]; best float32 [R];
+        arrivals int32 [R]; results int32 [2, R], whose rows are tokens and codes; allowed int32 [R, W].
     """
 
     adjusted: Tensor
@@ -87,8 +87,7 @@ class Workspace:
     rows: Tensor
     best: Tensor
     arrivals: Tensor
-    tokens: Tensor
-    codes: Tensor
+    results: Tensor
     #: The masks that constrained rows of this step name; the caller fills it.
     allowed: Tensor
 
@@ -110,10 +109,17 @@ class Workspace:
             rows=zeros(num_rows, NUM_ROW_INTS, dtype=torch.int64),
             best=zeros(num_rows, dtype=torch.float32),
             arrivals=zeros(num_rows, dtype=torch.int32),
-            tokens=zeros(num_rows, dtype=torch.int32),
-            codes=zeros(num_rows, dtype=torch.int32),
+            results=zeros(2, num_rows, dtype=torch.int32),
             allowed=zeros(num_rows, -(-vocab_size // 32), dtype=torch.int32),
         )
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.results[0]
+
+    @property
+    def codes(self) -> Tensor:
+        return self.results[1]
 
 
 def state_bytes(num_slots: int, num_rows: int, vocab_size: int, longest: int) -> int:

@@ -1,0 +1,99 @@
+"""Ragged rows through the layers: matrix products by the vendor's library, everything between them by our kernels.
+
+Buffers are allocated once for the largest step. The change that a layer's MLP makes is added by the kernel that norms
+for the next layer, so a layer leaves it in `_change` and whoever comes next picks it up.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twinpath.engine.cuda_ops import Operations
+from twinpath.engine.cuda_weights import KvPool, PackedWeights
+from twinpath.kernels.prefill_attention.spec import AttentionTiling
+from twinpath.kernels.prefill_rows.spec import HeadShape, Rows
+
+
+def forward_bytes(weights: PackedWeights, max_rows: int, max_picks: int) -> int:
+    """Bytes of `Forward`'s buffers."""
+    spec, size = weights.spec, weights.embed.element_size()
+    heads = 2 * spec.num_heads + 2 * spec.num_kv_heads + spec.num_heads
+    per_row = 4 * spec.hidden_size + size * (2 * spec.hidden_size + heads * spec.head_dim + 3 * spec.intermediate_size)
+    return max_rows * per_row + max_picks * (4 * spec.vocab_size + size * spec.hidden_size)
+
+
+class Forward:
+    """`embed`, then `layer` for each layer, then `logits`; all on the current stream, nothing allocated."""
+
+    def __init__(
+        self,
+        weights: PackedWeights,
+        kv: KvPool,
+        operations: Operations,
+        max_rows: int,
+        max_picks: int,
+        tiling: AttentionTiling,
+    ) -> None:
+        spec, device, dtype = weights.spec, weights.embed.device, weights.embed.dtype
+        self._weights, self._kv, self._ops, self._tiling = weights, kv, operations, tiling
+        self.shape = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, kv.page_size, spec.norm_eps)
+
+        def buffer(rows: int, columns: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(rows, columns, dtype=kind, device=device)
+
+        self._x = buffer(max_rows, spec.hidden_size)
+        self._change = buffer(max_rows, spec.hidden_size)
+        self._qkv = buffer(max_rows, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
+        self._q = buffer(max_rows, spec.num_heads * spec.head_dim)
+        self._attended = buffer(max_rows, spec.num_heads * spec.head_dim)
+        self._gate_up = buffer(max_rows, 2 * spec.intermediate_size)
+        self._gated = buffer(max_rows, spec.intermediate_size)
+        self._last = buffer(max_picks, spec.hidden_size)
+        self.logits_buffer = buffer(max_picks, spec.vocab_size, torch.float32)
+
+    def embed(self, rows: Rows, residual: Tensor) -> None:
+        self._ops.embed_rows(rows, self._weights.embed, self._weights.spec.embed_scale, residual)
+
+    def layer(self, index: int, rows: Rows, residual: Tensor, *, first: bool) -> None:
+        """One layer over residual float32 [R, hidden]; `first`: no layer before it left a change."""
+        weights, spec, num_rows = self._weights.layers[index], self._weights.spec, len(residual)
+        x, change = self._x[:num_rows], self._change[:num_rows]
+        self._add_change(index - 1, residual, weights.attn_norm, has_change=not first)
+        qkv, q, attended = self._qkv[:num_rows], self._q[:num_rows], self._attended[:num_rows]
+        torch.mm(x, weights.qkv.t(), out=qkv)
+        rope, pages = self._weights.rope_tables[spec.layer_rope[index]], (self._kv.k[index], self._kv.v[index])
+        self._ops.rotate_append(qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape)
+        self._ops.attend(q, rows, pages, attended, spec.attn_scale, spec.layer_window[index], self.shape, self._tiling)
+        torch.mm(attended, weights.o.t(), out=change)
+        post = weights.post_norms[0] if weights.post_norms else None
+        self._ops.add_norm(residual, change, weights.mlp_norm, x, spec.norm_eps, bias=weights.o_bias, post_weight=post)
+        gate_up, gated = self._gate_up[:num_rows], self._gated[:num_rows]
+        torch.mm(x, weights.gate_up.t(), out=gate_up)
+        self._ops.gate(gate_up, spec.activation, gated)
+        torch.mm(gated, weights.down.t(), out=change)
+
+    def finish_layers(self, last_layer: int, residual: Tensor) -> None:
+        """Add what `last_layer` left; now `residual` may be kept, read or continued by another step."""
+        self._add_change(last_layer, residual, None, has_change=True)
+
+    def logits(self, picked: Tensor, residual: Tensor) -> Tensor:
+        """Rows `picked` int32 [P] of `residual` -> logits float32 [P, vocab], valid until the next call."""
+        weights, num = self._weights, len(picked)
+        last, out = self._last[:num], self.logits_buffer[:num]
+        self._ops.add_norm(residual, None, weights.final_norm, last, weights.spec.norm_eps, picked=picked)
+        if last.dtype == torch.float32:
+            torch.mm(last, weights.head.t(), out=out)
+        elif last.is_cuda:
+            torch.mm(last, weights.head.t(), out_dtype=torch.float32, out=out)
+        else:
+            out.copy_(last @ weights.head.t())
+        return out
+
+    def _add_change(self, last_layer: int, residual: Tensor, next_norm: Tensor | None, *, has_change: bool) -> None:
+        num_rows, eps = len(residual), self._weights.spec.norm_eps
+        post = None
+        if has_change and (norms := self._weights.layers[last_layer].post_norms):
+            post = norms[1]
+        change = self._change[:num_rows] if has_change else None
+        self._ops.add_norm(residual, change, next_norm, self._x[:num_rows], eps, post_weight=post)

@@ -1,0 +1,142 @@
+"""Captured work: decode steps of every batch size, and the layers of short prefills in a few pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from twinpath.engine.cuda_forward import Forward
+from twinpath.engine.cuda_inputs import InputViews
+from twinpath.engine.cuda_ops import Operations
+from twinpath.engine.cuda_rows import Shape
+from twinpath.kernels.sampler.spec import SlotState, Workspace
+from twinpath.types import EngineInfo
+
+if TYPE_CHECKING:
+    from twinpath.engine.cuda_decode import DecodeStep
+
+Pool = Any  # torch names no type for it
+
+#: Batch sizes worth a graph of their own.
+DECODE_TIERS = (1, 2, 4, 8, 16, 32, 64)
+#: Rows of a step whose launches would take longer than the card's work on them.
+PREFILL_TIERS = (16, 32, 64, 128, 256, 512)
+#: Pieces of a captured prefill: between them a step can be left.
+_NUM_PIECES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGraphs:
+    """One batch size: the whole step, greedy or with every setting, and the step without its sampler."""
+
+    views: InputViews
+    greedy: torch.cuda.CUDAGraph
+    full: torch.cuda.CUDAGraph
+    forward: torch.cuda.CUDAGraph
+    #: float32 [tier, vocab], valid until the next step.
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillGraphs:
+    """One number of rows: (graph, layers that it computes), in order."""
+
+    views: InputViews
+    pieces: tuple[tuple[torch.cuda.CUDAGraph, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraphs:
+    """What was captured, by tier."""
+
+    step: DecodeStep
+    decode: dict[int, DecodeGraphs]
+    prefill: dict[int, PrefillGraphs]
+
+    def decode_tier(self, num_rows: int) -> int | None:
+        return next((tier for tier in self.decode if tier >= num_rows), None)
+
+    def prefill_tier(self, num_rows: int) -> int | None:
+        return next((tier for tier in self.prefill if tier >= num_rows), None)
+
+
+def decode_shape(tier: int) -> Shape:
+    return Shape(tier, 0, tier)
+
+
+@dataclass(frozen=True, slots=True)
+class Captures:
+    """What capturing needs. `views`: where inputs of a shape land; `shape_of`: the shape of a number of rows."""
+
+    forward: Forward
+    operations: Operations
+    state: SlotState
+    work: Workspace
+    residual: Tensor
+    views: Callable[[Shape], InputViews]
+    shape_of: Callable[[int], Shape]
+    info: EngineInfo
+
+
+def capture_graphs(c: Captures, step: DecodeStep) -> StepGraphs:
+    """Capture everything; the inputs must say that every row is padding."""
+    pool: Pool = torch.cuda.graph_pool_handle()
+    enough = next((tier for tier in DECODE_TIERS if tier >= c.info.max_slots), DECODE_TIERS[-1])
+    tiers = [tier for tier in DECODE_TIERS if tier <= enough]
+    decode = {tier: _capture_decode(c, step, tier, pool) for tier in tiers}
+    rows = [tier for tier in PREFILL_TIERS if tier <= c.info.max_step_tokens]
+    return StepGraphs(step, decode, {tier: _capture_prefill(c, tier, pool) for tier in rows})
+
+
+def _capture_decode(c: Captures, step: DecodeStep, tier: int, pool: Pool) -> DecodeGraphs:
+    views, buffers = c.views(decode_shape(tier)), step.buffers
+
+    def forward() -> None:
+        c.operations.feed_decode(views.rows, buffers.tokens, buffers.positions, buffers.block_tables, c.info.page_size)
+        step.launch(tier)
+
+    def whole(greedy: bool) -> None:
+        forward()
+        c.operations.sample_rows(
+            buffers.logits[:tier], views.slots, views.positions, views.masks, c.state, c.work,
+            num_rows=tier, greedy=greedy,
+        )  # fmt: skip
+
+    return DecodeGraphs(
+        views,
+        greedy=_capture(lambda: whole(True), pool),
+        full=_capture(lambda: whole(False), pool),
+        forward=_capture(forward, pool),
+        logits=buffers.logits[:tier],
+    )
+
+
+def _capture_prefill(c: Captures, tier: int, pool: Pool) -> PrefillGraphs:
+    views, residual = c.views(c.shape_of(tier)), c.residual[:tier]
+    pieces: list[tuple[torch.cuda.CUDAGraph, int]] = []
+    size = -(-c.info.num_layers // _NUM_PIECES)
+    for begin in range(0, c.info.num_layers, size):
+        layers = range(begin, min(begin + size, c.info.num_layers))
+
+        def run(layers: range = layers) -> None:
+            if layers.start == 0:
+                c.forward.embed(views.rows, residual)
+            for layer in layers:
+                c.forward.layer(layer, views.rows, residual, first=layer == 0)
+
+        pieces.append((_capture(run, pool), len(layers)))
+    return PrefillGraphs(views, tuple(pieces))
+
+
+def _capture(run: Callable[[], None], pool: Pool) -> torch.cuda.CUDAGraph:
+    """Run once, so that everything is compiled, then capture."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        run()
+    return graph

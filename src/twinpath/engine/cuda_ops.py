@@ -1,0 +1,48 @@
+"""The operations of a CUDA step behind one table: Triton kernels, or their plain twins (CPU tests, comparison)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Operation = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Signatures: the functions of the same name in `twinpath.kernels`."""
+
+    embed_rows: Operation
+    add_norm: Operation
+    rotate_append: Operation
+    gate: Operation
+    attend: Operation
+    sample_rows: Operation
+    update_words: Operation
+    feed_decode: Operation
+
+
+def triton_operations() -> Operations:
+    """On the card, or on the CPU under TRITON_INTERPRET=1."""
+    from twinpath.kernels.prefill_attention import launch as attention
+    from twinpath.kernels.prefill_rows import launch as rows
+    from twinpath.kernels.sampler import launch as sampler
+    from twinpath.kernels.step_inputs import launch as inputs
+
+    return Operations(
+        rows.embed_rows, rows.add_norm, rows.rotate_append, rows.gate, attention.attend, sampler.sample_rows,
+        inputs.update_words, inputs.feed_decode,
+    )  # fmt: skip
+
+
+def plain_operations() -> Operations:
+    """Needs no Triton."""
+    from twinpath.kernels.prefill_attention import reference as attention
+    from twinpath.kernels.prefill_rows import reference as rows
+    from twinpath.kernels.sampler import reference as sampler
+    from twinpath.kernels.step_inputs import reference as inputs
+
+    return Operations(
+        rows.embed_rows, rows.add_norm, rows.rotate_append, rows.gate, attention.attend, sampler.sample_rows,
+        inputs.update_words, inputs.feed_decode,
+    )  # fmt: skip

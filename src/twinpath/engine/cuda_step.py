@@ -1,0 +1,251 @@
+"""Turns plans into device work: what each launches, piece by piece, and what its results mean."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from twinpath.engine.cuda_forward import Forward
+from twinpath.engine.cuda_graphs import Captures, DecodeGraphs, StepGraphs, capture_graphs, decode_shape
+from twinpath.engine.cuda_inputs import InputBlocks, InputViews, Mark, make_mark
+from twinpath.engine.cuda_logprobs import KeptLogits, prompt_logprobs
+from twinpath.engine.cuda_memory import NUM_RESIDUALS
+from twinpath.engine.cuda_ops import Operations
+from twinpath.engine.cuda_residuals import ResidualStore
+from twinpath.engine.cuda_rows import Binder, Shape, StepRows, write_rows
+from twinpath.engine.cuda_slots import SlotTables
+from twinpath.engine.step_output import StepOutput
+from twinpath.kernels.prefill_attention.spec import AttentionTiling, rows_per_tile
+from twinpath.kernels.sampler.slots import fill_tables
+from twinpath.kernels.sampler.spec import FAILURES, OK, Workspace
+from twinpath.types import EngineInfo, StepPlan
+
+if TYPE_CHECKING:
+    from twinpath.engine.cuda_decode import DecodeStep
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Work that is launched in one go, and how many layers it computes."""
+
+    launch: Callable[[], None]
+    num_layers: int
+    #: Launching it may wait for the host (masks): not from `submit`.
+    may_wait: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A plan on its way through the device."""
+
+    plan: StepPlan
+    rows: StepRows = field(default_factory=StepRows)
+    #: None until the job was started.
+    pieces: deque[Piece] | None = None
+    #: Of launched pieces, oldest first.
+    marks: deque[tuple[Mark, int]] = field(default_factory=deque)
+    output: StepOutput = field(default_factory=StepOutput)
+    #: Which of the ring's host buffers carry its inputs and results.
+    ring: int = 0
+    started_s: float = 0.0
+    stop: bool = False
+    interrupted: bool = False
+
+    @property
+    def is_launched(self) -> bool:
+        return self.pieces is not None and not self.pieces
+
+
+class StepLauncher:
+    """Starts jobs, launches their pieces and reads their results, always in order."""
+
+    def __init__(
+        self, forward: Forward, operations: Operations, tables: SlotTables, info: EngineInfo, tiling: AttentionTiling
+    ) -> None:
+        device = tables.words.device
+        self._forward, self._ops, self._tables, self._info = forward, operations, tables, info
+        self._graphs: StepGraphs | None = None
+        self._binder = Binder(tables, info)
+        self._tile_rows = rows_per_tile(forward.shape, tiling)
+        rings, picks = info.depth + 2, info.max_slots
+        self._blocks = InputBlocks(rings, self._shape(info.max_step_tokens).num_words + 2 * tables.max_updates, device)
+        self._residual = torch.zeros(info.max_step_tokens, info.hidden_size, dtype=torch.float32, device=device)
+        self._residuals = ResidualStore(NUM_RESIDUALS, info.max_step_tokens, info.hidden_size, device)
+        self._work = Workspace.allocate(picks, info.vocab_size, device)
+        pinned = device.type == "cuda"
+        self._results = [torch.zeros(2, picks, dtype=torch.int32, pin_memory=pinned) for _ in range(rings)]
+        words = -(-info.vocab_size // 32)
+        self._masks = [torch.zeros(picks, words, dtype=torch.int32, pin_memory=pinned) for _ in range(rings)]
+        self._kept = KeptLogits(rings, picks, info.vocab_size, device)
+        self._device = device
+        self._free_marks: list[Mark] = []
+
+    def capture(self, step: DecodeStep) -> None:
+        """Capture every graph; from now on decode steps run as `step` and short prefills as graphs."""
+        self._blocks.clear()
+        captures = Captures(
+            self._forward,
+            self._ops,
+            self._tables.state,
+            self._work,
+            self._residual,
+            self._views,
+            self._shape,
+            self._info,
+        )
+        self._graphs = capture_graphs(captures, step)
+
+    def start(self, job: Job) -> None:
+        """Bind, check and lay out the plan, send its inputs and say which pieces it has."""
+        plan = job.plan
+        job.started_s = time.perf_counter()
+        job.rows = rows = self._binder.resolve(plan)
+        job.output.failures.update(rows.failures)
+        decode, shape = self._choose(plan, rows)
+        job.ring, block = self._blocks.take()
+        masks = {} if plan.masks is None else {index: i for i, index in enumerate(plan.masks.segments.tolist())}
+        words = write_rows(rows, shape, self._tile_rows, block.numpy(), lambda index: masks.get(index, -1))
+        self._blocks.send(job.ring, words)
+        if words > shape.num_words:
+            self._ops.update_words(self._tables.words, self._blocks.pairs(shape, words))
+        for init in rows.inits:
+            fill_tables(self._tables.state, init.slot, init.sampling, init.history, init.num_prompt)
+        if not rows.runs:
+            self._binder.release(plan)
+            job.pieces = deque()
+        elif decode is not None:
+            job.pieces = deque(self._decode_pieces(job, decode))
+        else:
+            job.pieces = deque(self._forward_pieces(job, shape))
+
+    def launch(self, job: Job) -> None:
+        """Launch the next piece of a started job."""
+        assert job.pieces
+        piece = job.pieces.popleft()
+        piece.launch()
+        mark = self._free_marks.pop() if self._free_marks else make_mark(self._device)
+        mark.record()
+        job.marks.append((mark, piece.num_layers))
+
+    def collect(self, job: Job) -> int:
+        """Forget the marks that were reached; returns how many layers that were."""
+        num_layers = 0
+        while job.marks and job.marks[0][0].query():
+            mark, layers = job.marks.popleft()
+            self._free_marks.append(mark)
+            num_layers += layers
+        return num_layers
+
+    def finish(self, job: Job) -> StepOutput:
+        """What the job produced, once its last mark was reached."""
+        output, results = job.output, self._results[job.ring]
+        if job.plan.layer_end < self._info.num_layers:
+            return output
+        tokens, codes = results.tolist()
+        for index, run in enumerate(job.rows.sampled):
+            reason = run.bound.failure or output.failures.get(run.index)
+            if reason is None and codes[index] != OK:
+                reason = FAILURES[codes[index]]
+            if reason is not None:
+                run.bound.failure = output.failures[run.index] = reason
+                continue
+            output.tokens[run.index] = tokens[index]
+            run.bound.tokens.append(tokens[index])
+            if run.bound.sampling.logprobs is not None:
+                num_top = run.bound.sampling.logprobs
+                output.logprobs[run.index] = [self._kept.logprob(job.ring, index, tokens[index], num_top)]
+        return output
+
+    def _choose(self, plan: StepPlan, rows: StepRows) -> tuple[DecodeGraphs | None, Shape]:
+        """Decode graphs where every row samples once through all layers; else the shape of the rows."""
+        num_rows, graphs = rows.num_rows, self._graphs
+        is_whole = plan.layer_begin == 0 and plan.layer_end == self._info.num_layers
+        if graphs is not None and is_whole and num_rows == len(plan.slots) and bool(plan.sample.all()):
+            tier = graphs.decode_tier(num_rows)
+            if tier is not None and not any(run.bound.sampling.prompt_logprobs is not None for run in rows.runs):
+                return graphs.decode[tier], decode_shape(tier)
+        if graphs is not None and is_whole and (tier := graphs.prefill_tier(num_rows)) is not None:
+            return None, self._shape(tier)
+        return None, self._shape(num_rows)
+
+    def _shape(self, num_rows: int) -> Shape:
+        slots = self._info.max_slots
+        return Shape(num_rows, num_rows // self._tile_rows + min(slots, num_rows), min(slots, num_rows))
+
+    def _views(self, shape: Shape) -> InputViews:
+        return self._blocks.views(shape, self._tables.tables, self._tables.history)
+
+    def _decode_pieces(self, job: Job, graphs: DecodeGraphs) -> list[Piece]:
+        num_layers = self._info.num_layers
+        if job.plan.masks is None:
+            return [Piece(partial(self._decode, job, graphs), num_layers)]
+        return [
+            Piece(graphs.forward.replay, num_layers),
+            Piece(partial(self._sample_decoded, job, graphs), 0, may_wait=True),
+        ]
+
+    def _decode(self, job: Job, graphs: DecodeGraphs) -> None:
+        (graphs.greedy if job.rows.is_greedy else graphs.full).replay()
+        self._take_results(job, graphs.logits)
+
+    def _sample_decoded(self, job: Job, graphs: DecodeGraphs) -> None:
+        self._sample(job, graphs.views, graphs.logits)
+
+    def _forward_pieces(self, job: Job, shape: Shape) -> list[Piece]:
+        plan, views = job.plan, self._views(shape)
+        if plan.residual is None:
+            residual = self._residual[: shape.rows]
+        elif plan.layer_begin == 0:
+            residual = self._residuals.begin(plan.residual)
+        else:
+            residual = self._residuals.resume(plan.residual)
+        finish = Piece(partial(self._finish_forward, job, views, residual), 0, may_wait=plan.masks is not None)
+        is_whole = plan.layer_begin == 0 and plan.layer_end == self._info.num_layers
+        if self._graphs is not None and is_whole and plan.residual is None and shape.rows in self._graphs.prefill:
+            pieces = self._graphs.prefill[shape.rows].pieces
+            return [*(Piece(graph.replay, num) for graph, num in pieces), finish]
+        layers = range(plan.layer_begin, plan.layer_end)
+        return [*(Piece(partial(self._layer, index, plan, views, residual), 1) for index in layers), finish]
+
+    def _layer(self, index: int, plan: StepPlan, views: InputViews, residual: Tensor) -> None:
+        if index == 0:
+            self._forward.embed(views.rows, residual)
+        self._forward.layer(index, views.rows, residual, first=index == plan.layer_begin)
+
+    def _finish_forward(self, job: Job, views: InputViews, residual: Tensor) -> None:
+        plan = job.plan
+        self._forward.finish_layers(plan.layer_end - 1, residual)
+        if plan.layer_end == self._info.num_layers:
+            prompt_logprobs(job.rows.runs, self._forward, residual, job.output)
+            num_sampled = len(job.rows.sampled)
+            if num_sampled:
+                self._sample(job, views, self._forward.logits(views.picked[:num_sampled], residual))
+                return
+        self._binder.release(plan)
+
+    def _sample(self, job: Job, views: InputViews, logits: Tensor) -> None:
+        masks, num = job.plan.masks, len(job.rows.sampled)
+        if masks is not None:
+            masks.wait()
+            host = self._masks[job.ring][: len(masks.words)]
+            host.copy_(torch.from_numpy(masks.words))
+            self._work.allowed[: len(host)].copy_(host, non_blocking=True)
+        self._ops.sample_rows(
+            logits, views.slots[:num], views.positions[:num], views.masks[:num], self._tables.state, self._work,
+            num_rows=num, greedy=job.rows.is_greedy,
+        )  # fmt: skip
+        self._take_results(job, logits)
+
+    def _take_results(self, job: Job, logits: Tensor) -> None:
+        self._results[job.ring].copy_(self._work.results, non_blocking=True)
+        for index, run in enumerate(job.rows.sampled):
+            if run.bound.sampling.logprobs is not None:
+                self._kept.keep(job.ring, index, logits[index])
+        self._binder.release(job.plan)
