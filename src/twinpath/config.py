@@ -15,6 +15,8 @@ class HttpConfig:
     port: int = 8000
     #: Accepted keys; empty: an open server that takes any key.
     api_keys: tuple[str, ...] = ()
+    #: Keys that may also manage pinned templates; none: nobody may while the server runs.
+    admin_keys: tuple[str, ...] = ()
     #: Reuse connections.
     keepalive: bool = True
     #: Idle seconds before a kept connection is closed; a proxy must close first (nginx: 60 s): no reuse then races.
@@ -127,6 +129,8 @@ class ServeConfig:
     slo: SloConfig = field(default_factory=SloConfig)
     #: Seconds without a word of the engine's process until it is replaced: its pulse beats every 0.5 s.
     watchdog_silent_s: float = 3.0
+    #: JSON files with prompt beginnings (messages, tools) whose KV is computed at start and kept.
+    pin_templates: tuple[str, ...] = ()
     #: Overrides the model's own chat template (Jinja text).
     chat_template: str | None = None
     #: How the model writes tool calls and reasoning: a name of `text/answer`, or auto, which looks at the template.

@@ -13,7 +13,7 @@ from twinpath.errors import EngineError, UserError
 from twinpath.gateway import ReplicaState, WatchdogLimits
 from twinpath.gateway.supervisor import Supervisor
 from twinpath.ipc.link import LinkHandler
-from twinpath.ipc.messages import Events, Fatal, Gauges, Heartbeat, LoadProgress, Ready, ToEngine
+from twinpath.ipc.messages import Answer, Events, Fatal, Gauges, Heartbeat, LoadProgress, Ready, ToEngine
 
 TIMEOUT_S = 30.0
 LIMITS = WatchdogLimits(
@@ -66,6 +66,10 @@ class Ears:
         self.reasons: list[str] = []
 
     def on_events(self, message: Events) -> None: ...
+
+    def on_answer(self, message: Answer) -> None: ...
+
+    def on_ready(self) -> None: ...
 
     def on_down(self, reason: str) -> None:
         self.reasons.append(reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,6 +16,7 @@ from twinpath.api.deadline_metrics import watch_deadlines
 from twinpath.api.deadlines import ServiceDesk
 from twinpath.api.generation import Door
 from twinpath.api.identity import KeyRing
+from twinpath.api.memory_metrics import watch_memory
 from twinpath.api.middleware import Auth, Cors, Errors, Exchanges
 from twinpath.api.normalize import SamplingDoor
 from twinpath.api.offload import Offload
@@ -26,6 +28,8 @@ from twinpath.api.refused_routes import REFUSED, Refused
 from twinpath.api.report import ExchangeReport
 from twinpath.api.responses_api.endpoints import Responses, StoredResponses
 from twinpath.api.responses_api.store import ResponseStore
+from twinpath.api.sessions import Sessions
+from twinpath.api.templates import Templates
 from twinpath.api.tokenization import Detokenize, Tokenize
 from twinpath.config import ServeConfig
 from twinpath.telemetry.metrics import CONTENT_TYPE, ServerMetrics
@@ -34,15 +38,46 @@ from twinpath.telemetry.metrics import CONTENT_TYPE, ServerMetrics
 STALL_S = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """One server's way in: the ASGI app, and the parts that another protocol's server shares with it."""
+
+    app: ASGIApp
+    door: Door
+    keys: KeyRing
+    report: ExchangeReport
+    health: HealthChecks
+
+
 def build_app(config: ServeConfig, text: TextModel, replica: Replica, *, stall_s: float = STALL_S) -> ASGIApp:
     """The ASGI app of one server. `replica` may still be loading: generation answers 503 until it is ready."""
+    return build_entrance(config, text, replica, stall_s=stall_s).app
+
+
+def build_entrance(config: ServeConfig, text: TextModel, replica: Replica, *, stall_s: float = STALL_S) -> Entrance:
+    """The app and its parts."""
+    door = _door(config, text, replica)
+    metrics = _metrics(config.served_model_name, replica)
+    watch_deadlines(metrics, replica, config.slo)
+    watch_memory(metrics, replica)
+    keys, report = KeyRing(config.http.api_keys, config.http.admin_keys), ExchangeReport(metrics)
+    health = HealthChecks(replica, stall_s=stall_s)
+    app: ASGIApp = _router(door, metrics, health)
+    app = Auth(app, keys=keys)
+    app = Errors(app, log=logging.getLogger("twinpath.api"))
+    app = Cors(app, allowed_origins=config.http.allowed_origins)
+    app = Exchanges(app, report=report)
+    return Entrance(Lifespan(app, door.offload), door, keys, report, health)
+
+
+def _door(config: ServeConfig, text: TextModel, replica: Replica) -> Door:
     sampling = SamplingDoor(
         defaults={**text.default_sampling, **config.default_sampling},
         vocab_size=text.tokenizer.vocab_size,
         end_token_ids=text.stop_token_ids,
     )
     offload = Offload()
-    door = Door(
+    return Door(
         model_name=config.served_model_name,
         http=config.http,
         text=text,
@@ -52,14 +87,6 @@ def build_app(config: ServeConfig, text: TextModel, replica: Replica, *, stall_s
         offload=offload,
         desk=ServiceDesk(config.slo),
     )
-    metrics = _metrics(config.served_model_name, replica)
-    watch_deadlines(metrics, replica, config.slo)
-    app: ASGIApp = _router(door, metrics, stall_s)
-    app = Auth(app, keys=KeyRing(config.http.api_keys))
-    app = Errors(app, log=logging.getLogger("twinpath.api"))
-    app = Cors(app, allowed_origins=config.http.allowed_origins)
-    app = Exchanges(app, report=ExchangeReport(metrics))
-    return Lifespan(app, offload)
 
 
 class Lifespan:
@@ -82,9 +109,9 @@ class Lifespan:
             await send({"type": "lifespan.startup.complete"})
 
 
-def _router(door: Door, metrics: ServerMetrics, stall_s: float) -> Router:
+def _router(door: Door, metrics: ServerMetrics, health: HealthChecks) -> Router:
     models = Models(door.model_name, door.replica, created=int(time.time()))
-    health = HealthChecks(door.replica, stall_s=stall_s)
+    sessions, templates = Sessions(door.replica), Templates(door)
     document = openapi_document(door.model_name)
     responses = ResponseStore(door.http.response_store_mb * 1024 * 1024)
     get = ("GET", "HEAD")
@@ -98,6 +125,10 @@ def _router(door: Door, metrics: ServerMetrics, stall_s: float) -> Router:
         Route("/tokenize", Allow(Tokenize(door), "POST")),
         Route("/detokenize", Allow(Detokenize(door), "POST")),
         *(Route(path, Refused(what)) for path, what in REFUSED.items()),
+        Route("/v1/twinpath/sessions", Allow(sessions.all, *get)),
+        Route("/v1/twinpath/sessions/{id:path}", Allow(sessions.one, *get, "DELETE")),
+        Route("/v1/twinpath/templates", Allow(templates.all, *get, "POST")),
+        Route("/v1/twinpath/templates/{name:path}", Allow(templates.one, *get, "DELETE")),
         Route("/v1/models", Allow(models.list, *get)),
         Route("/v1/models/{id:path}", Allow(models.get, *get)),
         Route("/health", Allow(health.live, *get)),

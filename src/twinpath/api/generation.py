@@ -16,6 +16,7 @@ from twinpath.api.body import check_content_type, decode_body, read_body
 from twinpath.api.client_watch import ClientWatch
 from twinpath.api.deadlines import ServiceDesk
 from twinpath.api.exchange import Exchange
+from twinpath.api.identity import session_name
 from twinpath.api.normalize import SamplingDoor, check_prompt_fits, check_served
 from twinpath.api.offload import Offload
 from twinpath.api.ports import Detokenizer, Replica, TextModel
@@ -111,16 +112,21 @@ class Door:
         *,
         request_id: str,
         parser: AnswerParser | None = None,
+        follows: str = "",
     ) -> Turn:
-        """A generation that is ready to run, noted in the exchange. `parser`: None where all text is content."""
-        caller = ask.exchange.caller
+        """A generation that is ready to run, noted in the exchange. `parser`: None where all text is content.
+        `follows`: id of the generation that computes the same prompt first."""
+        caller, name = ask.exchange.caller, session_name(ask.scope, ask.fields)
         service = self.desk.service(ask.scope, caller)
         request = Request(
             request_id=request_id,
             prompt_ids=prompt_ids,
             sampling=sampling,
+            follows=follows,
             cache_salt=caller.cache_salt(ask.fields.cache_salt),
-            session=caller.session(ask.scope, ask.fields),
+            session=caller.session_key(name),
+            session_name=name,
+            tenant=caller.key_hash,
             arrival_s=ask.exchange.body_at,
             class_name=service.class_name,
             ttft_target_ms=service.ttft_ms,

@@ -23,6 +23,8 @@ class Caller:
     """One caller: `key_hash` is "" on an open server."""
 
     key_hash: str = ""
+    #: May manage what all callers share.
+    is_admin: bool = False
 
     def cache_salt(self, client_salt: str | None) -> str:
         """The gateway's salt isolates keys; a salt of the client only divides its own space further."""
@@ -31,42 +33,58 @@ class Caller:
         return _digest("salt", self.key_hash, client_salt or "")
 
     def session(self, scope: Scope, fields: SamplingFields) -> str:
-        """From a header, else `prompt_cache_key`, `metadata.session_id` or `user`; hashed with the API key."""
-        for name in SESSION_HEADERS:
-            if value := header(scope, name).decode("latin-1").strip():
-                return _digest("session", self.key_hash, value[:MAX_SESSION_CHARS])
-        for candidate in (fields.prompt_cache_key, session_in(fields.metadata), fields.user):
-            if candidate:
-                return _digest("session", self.key_hash, candidate[:MAX_SESSION_CHARS])
-        return ""
+        """The key of the session that a request names, "" when it names none."""
+        return self.session_key(session_name(scope, fields))
+
+    def session_key(self, name: str) -> str:
+        """Hashed with the API key: equal names of two callers are two sessions."""
+        return _digest("session", self.key_hash, name) if name else ""
+
+
+def session_name(scope: Scope, fields: SamplingFields) -> str:
+    """From a header, else `prompt_cache_key`, `metadata.session_id` or `user`; "" when there is none."""
+    for header_name in SESSION_HEADERS:
+        if value := header(scope, header_name).decode("latin-1").strip():
+            return value[:MAX_SESSION_CHARS]
+    for candidate in (fields.prompt_cache_key, session_in(fields.metadata), fields.user):
+        if candidate:
+            return candidate[:MAX_SESSION_CHARS]
+    return ""
 
 
 class KeyRing:
-    """The accepted API keys. An empty ring is an open server: any key, or none, is fine."""
+    """The accepted API keys, those of administrators among them. Without API keys the server is open: any key, or none,
+    is fine, and an administrator's key is known by itself."""
 
-    def __init__(self, api_keys: tuple[str, ...]) -> None:
-        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in api_keys)
+    def __init__(self, api_keys: tuple[str, ...], admin_keys: tuple[str, ...] = ()) -> None:
+        self._admins = _digests(admin_keys)
+        self._digests = (*_digests(api_keys), *self._admins) if api_keys else ()
 
     def identify(self, scope: Scope) -> Caller:
         """The caller behind the request's key.
 
         Raises: Unauthorized. Every stored key is compared, in constant time.
         """
-        if not self._digests:
-            return Caller()
         presented = _presented_key(scope)
+        digest = hashlib.sha256(presented).digest()
+        is_admin = any([hmac.compare_digest(digest, known) for known in self._admins])
+        if not self._digests:
+            return Caller(is_admin=is_admin)
         if not presented:
             raise Unauthorized("No API key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
-        digest = hashlib.sha256(presented).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if not any(matches):
             raise Unauthorized("Incorrect API key.")
-        return Caller(_hash_of(digest))
+        return Caller(_hash_of(digest), is_admin)
 
 
 def key_hash(key: bytes) -> str:
     """The `Caller.key_hash` of whoever presents this key."""
     return _hash_of(hashlib.sha256(key).digest())
+
+
+def _digests(keys: tuple[str, ...]) -> tuple[bytes, ...]:
+    return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
 
 def _hash_of(digest: bytes) -> str:

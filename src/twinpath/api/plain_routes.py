@@ -85,14 +85,19 @@ class HealthChecks:
         await self._answer(send, "ok" if state not in ("failed", "stopped") else f"engine {state}")
 
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(send, self.readiness())
+
+    def readiness(self) -> str:
+        """`ok`, or why a request sent now would not be worked on."""
         state = str(self._replica.state)
         silence_s = self._replica.seconds_since_token
         if state != "ready":
-            await self._answer(send, f"engine {state}")
-        elif silence_s is not None and silence_s > self._stall_s:
-            await self._answer(send, f"no token for {silence_s:.0f} s with requests running")
-        else:
-            await self._answer(send, "ok")
+            return f"engine {state}"
+        if self._replica.holdings.num_computing:
+            return "computing pinned templates"
+        if silence_s is not None and silence_s > self._stall_s:
+            return f"no token for {silence_s:.0f} s with requests running"
+        return "ok"
 
     async def _answer(self, send: Send, status: str) -> None:
         body = msgspec.json.encode(Health(status=status))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from twinpath.ipc.messages import Gauges, Ready
+from twinpath.ipc.messages import Gauges, PinnedPrompt, Ready, SessionCard, TemplateCard
 from twinpath.text.answer import AnswerFormat
 from twinpath.text.tokenizer import Segment
 from twinpath.types import Event, Request
@@ -90,6 +90,25 @@ class TextModel(Protocol):
         ...
 
 
+class Holdings(Protocol):
+    """Sessions and pinned templates of an engine. All raise RequestError: refused (409), or no engine there (503)."""
+
+    @property
+    def num_computing(self) -> int:
+        """Templates that an engine which just started has yet to compute."""
+        ...
+
+    async def sessions(self, tenant: str, session: str | None = None) -> list[SessionCard]: ...
+
+    async def end_session(self, session: str) -> SessionCard | None: ...
+
+    async def templates(self) -> list[TemplateCard]: ...
+
+    async def pin(self, prompt: PinnedPrompt) -> TemplateCard: ...
+
+    async def unpin(self, name: str) -> TemplateCard | None: ...
+
+
 class Replica(Protocol):
     """One engine as the door sees it; `twinpath.gateway` has the real one."""
 
@@ -102,6 +121,9 @@ class Replica(Protocol):
     def info(self) -> Ready | None:
         """The engine's limits; None until it was ready once."""
         ...
+
+    @property
+    def holdings(self) -> Holdings: ...
 
     @property
     def gauges(self) -> Gauges:

@@ -80,6 +80,7 @@ def resolve(model: str, values: Mapping[str, Any]) -> ServeConfig:
         scheduler=SchedulerConfig(**sections["scheduler"]),
         slo=parse_slo(**sections["slo"], api_keys=sections["http"]["api_keys"]),
         watchdog_silent_s=serve["watchdog_silent_s"],
+        pin_templates=serve["pin_templates"],
         chat_template=read_template(serve["chat_template"]),
         log_level=serve["log_level"],
     )

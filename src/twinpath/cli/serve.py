@@ -13,6 +13,7 @@ import uvloop
 from rich.console import Console
 
 from twinpath.cli.display import download_bar, load_bar, settings_table, stderr_console
+from twinpath.cli.pinned import read_pinned
 from twinpath.cli.resolve import cache_dir, unread_settings, with_model
 from twinpath.config import ServeConfig
 
@@ -88,6 +89,9 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
     address = listener.getsockname()[:2]
     try:
         text = await asyncio.to_thread(load_text_side, config, files)
+        pinned = await asyncio.to_thread(read_pinned, config.pin_templates, text, has_keys=bool(config.http.api_keys))
+        replica.holdings.preset(pinned)
+        starting = asyncio.create_task(settle(starting, replica))
 
         from twinpath.api.app import build_app
         from twinpath.api.server import StoppableServer
@@ -105,6 +109,12 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
     finally:
         starting.cancel()
         await replica.stop()
+
+
+async def settle(starting: asyncio.Task[None], replica: Replica) -> None:
+    """The engine is ready when its templates are. Raises: UserError, EngineError."""
+    await starting
+    await replica.holdings.settle()
 
 
 def load_text_side(config: ServeConfig, files: ModelFiles) -> TextModel:

@@ -104,6 +104,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("port", "http", "port", "Port to listen on."),
     Setting("api_key", "http", "api_keys", "Key that clients must send; repeat for several.", metavar="KEY"),
     Setting(
+        "admin_key", "http", "admin_keys", "Key that may manage pinned templates; repeat for several.", metavar="KEY"
+    ),
+    Setting(
         "served_model_name",
         "serve",
         "served_model_name",
@@ -197,7 +200,17 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "enable_prefix_caching", "scheduler", "enable_prefix_caching", "Reuse KV of shared prefixes.", panel="Scheduler"
     ),
-    Setting("enable_session_kv", "scheduler", "enable_session_kv", "Keep a session's KV between turns.", panel="Memory"),
+    Setting(
+        "pin_template",
+        "serve",
+        "pin_templates",
+        "JSON file of messages and tools whose KV is computed at start and kept; repeat for several.",
+        metavar="FILE",
+        panel="Memory",
+    ),
+    Setting(
+        "enable_session_kv", "scheduler", "enable_session_kv", "Keep a session's KV between turns.", panel="Memory"
+    ),
     Setting(
         "session_ttl",
         "scheduler",

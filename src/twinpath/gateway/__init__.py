@@ -5,6 +5,7 @@ event. May import ipc, scheduler and engine (for the in-process replica), contra
 imports torch or reads text.
 """
 
+from twinpath.gateway.holdings import Holdings
 from twinpath.gateway.launcher import Launcher
 from twinpath.gateway.local import LocalLauncher
 from twinpath.gateway.process import ProcessLauncher
@@ -12,6 +13,7 @@ from twinpath.gateway.replica import Replica, ReplicaLike
 from twinpath.gateway.supervisor import ReplicaState, WatchdogLimits
 
 __all__ = [
+    "Holdings",
     "Launcher",
     "LocalLauncher",
     "ProcessLauncher",

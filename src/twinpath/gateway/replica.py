@@ -11,9 +11,10 @@ from typing import Protocol
 
 from twinpath.contracts import Clock
 from twinpath.errors import InvalidRequest, Overloaded, RateLimit
+from twinpath.gateway.holdings import Holdings
 from twinpath.gateway.launcher import Launcher
 from twinpath.gateway.supervisor import ReplicaState, Supervisor, WatchdogLimits
-from twinpath.ipc.messages import Cancel, Events, Fatal, Gauges, LoadProgress, Ready, Submit
+from twinpath.ipc.messages import Answer, Cancel, Events, Fatal, Gauges, LoadProgress, Ready, Submit
 from twinpath.types import AdmittedEvent, ErrorEvent, Event, FinishEvent, Request, TokensEvent
 
 #: A first guess of the time between two finished requests, until some have finished.
@@ -98,6 +99,7 @@ class Replica:
         clock: Clock = monotonic,
     ) -> None:
         self._supervisor = Supervisor(launcher, self, limits, clock)
+        self._holdings = Holdings(self._supervisor.send)
         self._max_waiting = max_waiting
         self._ready_timeout_s = ready_timeout_s
         self._clock = clock
@@ -136,6 +138,11 @@ class Replica:
     def gauges(self) -> Gauges:
         """The engine's own counts, at most a heartbeat (0.5 s) old."""
         return self._supervisor.gauges
+
+    @property
+    def holdings(self) -> Holdings:
+        """Sessions and pinned templates."""
+        return self._holdings
 
     @property
     def num_restarts(self) -> int:
@@ -269,7 +276,14 @@ class Replica:
                 self._abandoned.discard(event.request_id)
         self._note_if_empty()
 
+    def on_answer(self, message: Answer) -> None:
+        self._holdings.on_answer(message)
+
+    def on_ready(self) -> None:
+        self._holdings.on_ready()
+
     def on_down(self, reason: str) -> None:
+        self._holdings.on_down(reason)
         self._abandoned.clear()
         for request_id, stream in list(self._streams.items()):
             self._deliver(stream, ErrorEvent(request_id, reason))

@@ -13,7 +13,7 @@ from typing import Protocol
 from twinpath.contracts import Clock
 from twinpath.errors import EngineError, UserError
 from twinpath.gateway.launcher import EngineHandle, Launcher
-from twinpath.ipc.messages import Events, Fatal, Gauges, Heartbeat, LoadProgress, Ready, ToEngine, ToGateway
+from twinpath.ipc.messages import Answer, Events, Fatal, Gauges, Heartbeat, LoadProgress, Ready, ToEngine, ToGateway
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,12 @@ class SupervisorListener(Protocol):
     """Who uses the engine. Called in the event loop's thread."""
 
     def on_events(self, message: Events) -> None: ...
+
+    def on_answer(self, message: Answer) -> None: ...
+
+    def on_ready(self) -> None:
+        """A new engine listens; nothing was sent to it yet."""
+        ...
 
     def on_down(self, reason: str) -> None:
         """The engine is gone, and with it every request it held."""
@@ -176,12 +182,15 @@ class Supervisor:
         match message:
             case Events():
                 self._listener.on_events(message)
+            case Answer():
+                self._listener.on_answer(message)
             case Heartbeat():
                 self.gauges = message.gauges
             case LoadProgress():
                 self.load = message
             case Ready():
                 self.info = message
+                self._listener.on_ready()
                 self._set_state(ReplicaState.READY)
             case Fatal() if life.ready:  # Its end follows; what arrives until then waits for the next engine.
                 self._set_state(ReplicaState.RESTARTING)

@@ -23,6 +23,95 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Gateway -> engine: finish nothing more, free everything, exit 0."""
 
 
+class ListSessions(msgspec.Struct, frozen=True, tag="list_sessions"):
+    """Gateway -> engine: which sessions this tenant has; answered by `Answer`, as every message with a `call_id`."""
+
+    call_id: int
+    tenant: str
+    #: Only this one.
+    session: str | None = None
+
+
+class EndSession(msgspec.Struct, frozen=True, tag="end_session"):
+    """Gateway -> engine: forget a session and free its pages."""
+
+    call_id: int
+    session: str
+
+
+class PinnedPrompt(msgspec.Struct, frozen=True):
+    """The beginning of prompts that a template keeps the KV of."""
+
+    name: str
+    prompt_ids: list[int]
+    cache_salt: str = ""
+    #: For requests of every salt.
+    shared: bool = False
+
+
+class PinTemplate(msgspec.Struct, frozen=True, tag="pin"):
+    """Gateway -> engine: compute the KV of this beginning and keep it; answered when that is done."""
+
+    call_id: int
+    prompt: PinnedPrompt
+
+
+class UnpinTemplate(msgspec.Struct, frozen=True, tag="unpin"):
+    """Gateway -> engine: let go of a template."""
+
+    call_id: int
+    name: str
+
+
+class ListTemplates(msgspec.Struct, frozen=True, tag="list_templates"):
+    """Gateway -> engine: which templates there are."""
+
+    call_id: int
+
+
+Call = ListSessions | EndSession | PinTemplate | UnpinTemplate | ListTemplates
+
+
+class SessionCard(msgspec.Struct, frozen=True, array_like=True):
+    """One session. Times are seconds before now, and until then."""
+
+    name: str
+    num_turns: int
+    #: Turns that wait or run.
+    num_active: int
+    num_pages: int
+    #: Of its longest context.
+    num_tokens: int
+    age_s: float
+    idle_s: float
+    expires_in_s: float
+
+
+class TemplateCard(msgspec.Struct, frozen=True, array_like=True):
+    """One pinned template."""
+
+    name: str
+    num_tokens: int
+    #: Whole pages only: tokens beyond them are computed with each request.
+    num_pinned_tokens: int
+    num_pages: int
+    shared: bool
+    #: False while its KV is computed.
+    ready: bool
+    num_hits: int
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """Engine -> gateway: the answer to a call."""
+
+    call_id: int
+    #: Why it was refused.
+    refusal: str | None = None
+    #: Those that were asked for, pinned, ended or let go.
+    sessions: list[SessionCard] = []
+    templates: list[TemplateCard] = []
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """Engine -> gateway, once: weights loaded and one real forward done."""
 
@@ -75,6 +164,36 @@ class DeadlineGauges(msgspec.Struct, frozen=True, array_like=True):
     num_shed: int = 0
 
 
+class MemoryGauges(msgspec.Struct, frozen=True, array_like=True):
+    """Every KV page once, by what it is for; and what became of claims on them."""
+
+    pinned: int = 0
+    running: int = 0
+    session: int = 0
+    prefix: int = 0
+    free: int = 0
+    num_sessions: int = 0
+    num_sessions_expired: int = 0
+    num_templates: int = 0
+    #: FAST requests that were preempted because nothing else was left.
+    num_fast_preemptions: int = 0
+    #: Slabs that each lane holds, and moves of slabs between lanes.
+    slabs_fast: int = 0
+    slabs_flex: int = 0
+    num_slab_moves: int = 0
+
+
+class GrammarGauges(msgspec.Struct, frozen=True, array_like=True):
+    """Constrained answers since the engine's start."""
+
+    num_compiled: int = 0
+    #: Requests whose grammar was known.
+    num_hits: int = 0
+    num_failed: int = 0
+    #: Answers that were completed because their tokens ran out.
+    num_closed_out: int = 0
+
+
 class Gauges(msgspec.Struct, frozen=True, array_like=True):
     """Engine state for metrics and for leak checks."""
 
@@ -90,6 +209,8 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int = 0
     steps: int = 0
     deadlines: DeadlineGauges = DeadlineGauges()
+    memory: MemoryGauges = MemoryGauges()
+    grammars: GrammarGauges = GrammarGauges()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
@@ -110,5 +231,5 @@ class Events(msgspec.Struct, frozen=True, tag="events"):
     events: list[Event]
 
 
-ToEngine = Submit | Cancel | Drain
-ToGateway = Ready | LoadProgress | Fatal | Heartbeat | Events
+ToEngine = Submit | Cancel | Drain | Call
+ToGateway = Ready | LoadProgress | Fatal | Heartbeat | Events | Answer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from twinpath.ipc.messages import DeadlineGauges, LaneGauges
+from twinpath.ipc.messages import DeadlineGauges, LaneGauges, MemoryGauges
+from twinpath.scheduler.memory import Memory
 from twinpath.scheduler.scheduler import Scheduler
 from twinpath.scheduler.sequence import Lane
 
@@ -19,6 +20,24 @@ def deadline_gauges(scheduler: Scheduler) -> DeadlineGauges:
         num_outliers=scheduler.cost.num_outliers,
         num_measured=scheduler.cost.num_observed,
         num_shed=scheduler.admission.num_shed if scheduler.admission is not None else 0,
+    )
+
+
+def memory_gauges(memory: Memory) -> MemoryGauges:
+    counts, slabs = memory.pool.counts(), memory.slabs
+    return MemoryGauges(
+        pinned=counts.pinned,
+        running=counts.running,
+        session=counts.session,
+        prefix=counts.prefix,
+        free=counts.free,
+        num_sessions=len(memory.sessions),
+        num_sessions_expired=memory.sessions.num_expired,
+        num_templates=len(memory.templates),
+        num_fast_preemptions=memory.num_fast_preemptions,
+        slabs_fast=slabs.held(Lane.FAST),
+        slabs_flex=slabs.held(Lane.FLEX),
+        num_slab_moves=slabs.num_moves,
     )
 
 

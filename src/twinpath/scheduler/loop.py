@@ -8,9 +8,10 @@ import gc
 from twinpath.contracts import Engine
 from twinpath.errors import EngineError
 from twinpath.ipc import Channel, ChannelClosed
-from twinpath.ipc.messages import Cancel, Drain, Events, Gauges, Heartbeat, Submit, ToEngine
+from twinpath.ipc.messages import Answer, Cancel, Drain, Events, Gauges, Heartbeat, Submit, ToEngine
 from twinpath.scheduler.calibration import calibrate, warm_up_request
-from twinpath.scheduler.gauges import deadline_gauges
+from twinpath.scheduler.gauges import deadline_gauges, memory_gauges
+from twinpath.scheduler.holdings import Holdings
 from twinpath.scheduler.inbox import Inbox
 from twinpath.scheduler.scheduler import Scheduler
 from twinpath.types import ErrorEvent, Event, Request
@@ -33,6 +34,7 @@ class EngineLoop:
         self._engine = engine
         self._scheduler = scheduler
         self._channel = channel
+        self._holdings = Holdings(scheduler)
         #: Garbage collection is process-wide: only the owner of the process may switch it off.
         self._owns_process = owns_process
         self._inbox = Inbox(channel, self._interrupt_for, self._interrupt_all)
@@ -57,12 +59,12 @@ class EngineLoop:
         Raises: EngineError when it fails: an engine that cannot say one token is not ready.
         """
         num_prompt = max(1, min(_WARM_UP_TOKENS, self._scheduler.window_tokens - 2))
-        self._answer([warm_up_request(0, num_prompt, 2)])
+        self._run([warm_up_request(0, num_prompt, 2)])
         if self._scheduler.limits.lanes is not None:
-            calibrate(self._scheduler, self._answer)
+            calibrate(self._scheduler, self._run)
         self._scheduler.memory.forget_prefixes()
 
-    def _answer(self, requests: list[Request]) -> None:
+    def _run(self, requests: list[Request]) -> None:
         """Run requests to their end, before the inbox is read."""
         events = [event for request in requests for event in self._scheduler.add(request)]
         while self._scheduler.num_running or self._scheduler.num_waiting:
@@ -92,6 +94,7 @@ class EngineLoop:
             preemptions=scheduler.num_preemptions,
             steps=scheduler.num_steps,
             deadlines=deadline_gauges(scheduler),
+            memory=memory_gauges(scheduler.memory),
         )
 
     def _turn(self) -> None:
@@ -126,12 +129,16 @@ class EngineLoop:
         """Wait for the next message; nothing is planned or outstanding."""
         if self._closing:
             return
-        message = self._inbox.wait(_COLLECT_AFTER_IDLE_S if self._owns_process else None)
+        message = self._inbox.wait(_COLLECT_AFTER_IDLE_S) if self._owns_process else self._wait_for_message()
         if message is None and self._owns_process:
             gc.collect()
-            message = self._inbox.wait()
+            message = self._wait_for_message()
         if message is not None:
             self._handle(message)
+
+    def _wait_for_message(self) -> ToEngine | None:
+        """However long it takes; None when a session expired meanwhile, or somebody woke us."""
+        return self._inbox.wait(self._scheduler.memory.expire_sessions())
 
     def _handle(self, message: ToEngine) -> None:
         match message:
@@ -142,10 +149,19 @@ class EngineLoop:
                 self._send(self._scheduler.cancel(request_id))
             case Drain():
                 self._closing = True
+            case _:
+                self._answer(*self._holdings.handle(message))
 
     def _send(self, events: list[Event]) -> None:
+        if self._holdings.num_pending:
+            events, answers = self._holdings.sift(events)
+            self._answer(*answers)
         if events:
             self._channel.send(Events(events))
+
+    def _answer(self, *answers: Answer) -> None:
+        for answer in answers:
+            self._channel.send(answer)
 
     def _interrupt_for(self, request_id: str) -> None:
         for dominant_id, step_id in self._interruptible:

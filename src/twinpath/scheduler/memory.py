@@ -7,6 +7,7 @@ that run, then sessions that have not faded. A FAST request that runs gives way 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -27,6 +28,8 @@ _FIRST_OUTPUTS = 256.0
 _GAIN = 0.05
 #: Pages kept for a FAST request's outputs are for so many times the mean, so that few outgrow them.
 _MARGIN = 2.0
+#: Sessions whose end is so near end together.
+_LEAST_WAIT_S = 0.01
 
 NO_PAGES: Int32s = np.empty(0, np.int32)
 
@@ -73,6 +76,10 @@ class Memory:
         self._clock = clock
         self._has_lanes = has_lanes
         self._mean_outputs = _FIRST_OUTPUTS
+
+    @property
+    def now_s(self) -> float:
+        return self._clock()
 
     @property
     def block_tables(self) -> Int32s:
@@ -180,10 +187,23 @@ class Memory:
             return None
         return self._policy.victim(flex)
 
+    def expire_sessions(self) -> float | None:
+        """Free what is due; seconds until more will be, None when there is nothing to wait for."""
+        now_s = self._clock()
+        self.sessions.expire(now_s)
+        next_s = self.sessions.next_expiry_s - now_s
+        return None if next_s == inf else max(next_s, _LEAST_WAIT_S)
+
     def forget_prefixes(self) -> None:
         """Empty the prefix cache of everything nobody uses or keeps, and start its statistics again."""
         self.pool.forget_cold()
         self.prefix.num_queried_tokens = self.prefix.num_hit_tokens = 0
+
+    def add_template(self, template: Template) -> str | None:
+        """Reserve pages for a template that is to be computed; why it cannot be, else None."""
+        if not self._settings.enable_prefix_caching:
+            return "templates need prefix caching, which is off"
+        return self.templates.add(template)
 
     def remove_template(self, name: str) -> Template | None:
         """Its pages are prefixes like others from now on; None when there is none of this name."""
