@@ -196,3 +196,24 @@ def test_template_kwargs_reach_the_template() -> None:
         message = [{"role": "user", "content": "q"}]
         assert rendered(server, message, chat_template_kwargs={"enable_thinking": True}).endswith("q /think")
         assert rendered(server, message).endswith("q")
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({}, "-"),
+        ({"reasoning_effort": "high"}, "high-"),
+        ({"reasoning_effort": "none"}, "none-False"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "-True"),
+        ({"thinking": {"type": "disabled"}, "reasoning_effort": "low"}, "low-False"),
+        ({"thinking": {"type": "adaptive"}}, "-"),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "none-True"),
+    ],
+    ids=str,
+)
+def test_reasoning_fields_reach_the_template(fields: dict[str, Any], shown: str) -> None:
+    template = "{{ reasoning_effort }}-{{ enable_thinking if enable_thinking is defined else '' }}"
+    with live_server(
+        Setup(chat_template="<|user|>" + template + "{{ messages[0].content }}", keep_plans=True)
+    ) as server:
+        assert rendered(server, [{"role": "user", "content": "q"}], **fields) == f"<|user|>{shown}q"

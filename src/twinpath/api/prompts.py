@@ -31,7 +31,7 @@ class PromptEncoder:
 
         Raises: InvalidRequest with the template's own words when it refuses.
         """
-        kwargs = template_kwargs_in(fields.chat_template_kwargs)
+        kwargs = _reasoning_kwargs(fields) | (template_kwargs_in(fields.chat_template_kwargs) or {})
         return await self._offload.run(
             num_bytes, lambda: self._text.encode_chat(to_turns(fields.messages), tools=tools, template_kwargs=kwargs)
         )
@@ -53,6 +53,20 @@ class PromptEncoder:
             check_can_fit(len(prompt), self._text.max_model_len, "prompt")
             return self._text.tokenizer.encode_prompt(prompt)
         return self._sampling.check_token_ids(prompt, "prompt")
+
+
+def _reasoning_kwargs(fields: ChatCompletionRequest) -> dict[str, Any]:
+    """What templates know these fields as: `enable_thinking` (Qwen 3, SmolLM3, GLM), `thinking` (DeepSeek V3.1, Kimi,
+    Granite), `reasoning_effort` (gpt-oss)."""
+    kwargs: dict[str, Any] = {}
+    effort, thinking = fields.reasoning_effort, fields.thinking
+    if effort is not None:
+        kwargs["reasoning_effort"] = effort
+    if thinking is not None and thinking.type != "adaptive":
+        kwargs["enable_thinking"] = kwargs["thinking"] = thinking.type == "enabled"
+    elif effort == "none":
+        kwargs["enable_thinking"] = kwargs["thinking"] = False
+    return kwargs
 
 
 def _split_prompts(prompt: str | list[Any]) -> list[str | list[Any]]:

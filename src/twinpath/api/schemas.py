@@ -14,6 +14,8 @@ from msgspec import Meta, Raw, Struct, field
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 #: Most entries of `logit_bias`, `stop` and `stop_token_ids`, and most prompts of one completions call.
 MAX_LOGIT_BIAS, MAX_STOPS, MAX_STOP_IDS, MAX_PROMPTS = 1024, 64, 256, 128
+#: Most answers of one call, over all its prompts.
+MAX_CHOICES = 128
 #: Most characters of all stop strings together: they are compiled before the first token.
 MAX_STOP_CHARS = 4096
 #: Most messages of a conversation, and most tool calls and most content parts of all its messages together: templates
@@ -150,6 +152,12 @@ class Tool(Struct, kw_only=True):
     function: ToolFunction
 
 
+class Thinking(Struct, kw_only=True):
+    """Whether the model shall reason, as Anthropic's and DeepSeek's clients say it; a budget is not kept."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
 class ChatCompletionRequest(SamplingFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
@@ -158,6 +166,8 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: Raw = _raw()
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    thinking: Thinking | None = None
     parallel_tool_calls: bool | None = None
     tools: Raw = _raw()
     tool_choice: Raw = _raw()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from twinpath.errors import UserError
 from twinpath.text.answer import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat, Message, answer_format
 from twinpath.text.answer.structure import ANY_OBJECT
 
@@ -75,3 +76,9 @@ def test_reasoning_is_seen_in_the_template_and_settings_win() -> None:
     assert answer_format("</think>", reasoning="none").reasoning is None
     chosen = answer_format(None, tools="kimi_k2", reasoning="seed")
     assert (chosen.tools.name, chosen.reasoning) == ("kimi_k2", REASONING_FORMATS["seed"])
+
+
+@pytest.mark.parametrize("setting", ["tools", "reasoning"])
+def test_an_unknown_name_is_an_error_that_lists_the_known(setting: str) -> None:
+    with pytest.raises(UserError, match=r"nope.*known: auto, (hermes|think)"):
+        answer_format(None, **{setting: "nope"})

@@ -128,15 +128,21 @@ class Cursor:
 
     def _safe_end(self, marks: Sequence[str]) -> int:
         """Where the longest tail begins that may grow into a mark."""
-        longest = max(map(len, marks), default=1) - 1
-        for start in range(max(self._at, len(self._text) - longest), len(self._text)):
-            tail = self._text[start:]
-            if any(mark.startswith(tail) for mark in marks):
-                return start
-        return len(self._text)
+        end = len(self._text)
+        places = [end]
+        for mark in marks:
+            start = self._text.find(mark[0], max(self._at, end - len(mark) + 1))
+            while start >= 0 and not mark.startswith(self._text[start:]):
+                start = self._text.find(mark[0], start + 1)
+            if start >= 0:
+                places.append(start)
+        return min(places)
 
 
 def _first(text: str, start: int, marks: Sequence[str]) -> tuple[str | None, int]:
-    places = [(place, mark) for mark in marks if (place := text.find(mark, start)) >= 0]
-    place, mark = min(places, default=(-1, None))
-    return mark, place
+    found, first = None, -1
+    for mark in marks:
+        place = text.find(mark, start)
+        if place >= 0 and (found is None or place < first):
+            found, first = mark, place
+    return found, first
