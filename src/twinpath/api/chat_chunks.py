@@ -14,6 +14,7 @@ from twinpath.api.schemas import StreamOptions
 from twinpath.api.sse import encode, quoted
 from twinpath.api.turn import Piece, Turn
 from twinpath.text.answer import Part, ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolCallStart
+from twinpath.types import Usage
 
 _EMPTY = b'"content":""'
 
@@ -31,9 +32,9 @@ class ChatChunks:
     _plain_tail: bytes
 
     @staticmethod
-    def of(turn: Turn, door: Door, options: StreamOptions) -> ChatChunks:
+    def of(call_id: str, index: int, turn: Turn, door: Door, options: StreamOptions) -> ChatChunks:
         head = b'data: {"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s,' % (
-            quoted(turn.request.request_id),
+            quoted(call_id),
             int(time.time()),
             quoted(door.model_name),
         )
@@ -44,7 +45,7 @@ class ChatChunks:
             include_usage=include_usage,
             continuous_usage=include_usage and bool(options.continuous_usage_stats),
             _head=head,
-            _delta_head=head + b'"choices":[{"index":0,"delta":{',
+            _delta_head=head + b'"choices":[{"index":%d,"delta":{' % index,
             _plain_tail=b'},"logprobs":null,"finish_reason":null}]'
             + (b',"usage":null}\n\n' if include_usage else b"}\n\n"),
         )
@@ -70,15 +71,17 @@ class ChatChunks:
             scores = b"null"
         return b"".join(chunks)
 
-    def last(self) -> bytes:
-        """The finish chunk, and the usage chunk when it was asked for."""
+    def finish(self) -> bytes:
+        """The chunk that ends the choice."""
         reason = quoted(self.turn.finish_reason)
         chunk = self._delta_head + b'},"logprobs":null,"finish_reason":' + reason + b"}]"
-        chunk += self._usage_tail(b"}\n\n")
-        if self.include_usage:
-            usage = encode(UsageBody.of([self.turn.stats.usage]))
-            chunk += self._head + b'"choices":[],"usage":' + usage + b"}\n\n"
-        return chunk
+        return chunk + self._usage_tail(b"}\n\n")
+
+    def usage(self, usages: list[Usage]) -> bytes:
+        """The usage chunk of the whole call, when it was asked for."""
+        if not self.include_usage:
+            return b""
+        return self._head + b'"choices":[],"usage":' + encode(UsageBody.of(usages)) + b"}\n\n"
 
     def _usage_tail(self, end: bytes) -> bytes:
         if self.continuous_usage:

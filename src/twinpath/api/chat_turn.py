@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
+from twinpath.api.choices import open_choices
 from twinpath.api.exchange import Exchange
 from twinpath.api.generation import Ask, Door, new_id
 from twinpath.api.normalize import logprobs_of, stops_of
@@ -17,8 +18,19 @@ from twinpath.text.answer import AnswerParser
 async def open_turn(
     door: Door, scope: Scope, fields: ChatCompletionRequest, *, request_id: str = "", param: str = "messages"
 ) -> Turn:
-    """A checked request's turn. `param`: the field that holds the conversation, to blame when it is too long.
-    `request_id`: a new one of ours, in the dialect of the endpoint.
+    """The turn of a request that gets one answer; see `open_turns`.
+
+    Raises: RequestError.
+    """
+    [turn] = await open_turns(door, scope, fields, request_id=request_id or new_id("chatcmpl"), param=param)
+    return turn
+
+
+async def open_turns(
+    door: Door, scope: Scope, fields: ChatCompletionRequest, *, request_id: str, param: str = "messages"
+) -> list[Turn]:
+    """A checked request's turns, one for each of its `n` choices. `param`: the field that holds the conversation, to
+    blame when it is too long. `request_id`: a new one of ours, in the dialect of the endpoint.
 
     Raises: RequestError.
     """
@@ -28,12 +40,13 @@ async def open_turn(
     if use is not None and use.required:
         raise InvalidRequest("'tool_choice' demands a call, which this server cannot yet enforce.", param="tool_choice")
     sampling = door.sampling.params(fields, room=door.room_after(prompt_ids, param), logprobs=num_top)
-    return door.turn(
+    return open_choices(
+        door,
         Ask(scope, exchange, fields, stops),
         prompt_ids,
         sampling,
-        request_id=request_id or new_id("chatcmpl"),
-        parser=_parser(door, use, prompt_ids),
+        call_id=request_id,
+        make_parser=lambda: _parser(door, use, prompt_ids),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from twinpath.api.choices import num_choices, open_choices
 from twinpath.api.client_watch import ClientWatch
 from twinpath.api.exchange import Exchange
 from twinpath.api.generation import Ask, Door, answer_json, answer_stream, new_id, together
@@ -36,13 +37,19 @@ class Completions:
         call_id = new_id("cmpl")
         async with self._door.watch(receive, send) as client:
             prompts = await self._door.prompts.completion(fields, ask.exchange.num_body_bytes)
-            choices = [self._choice(ask, fields, f"{call_id}-{index}", ids) for index, ids in enumerate(prompts)]
+            num_choices(fields, len(prompts))
+            choices = [
+                choice
+                for index, ids in enumerate(prompts)
+                for choice in self._choices(ask, fields, f"{call_id}-{index}", ids)
+            ]
             if fields.stream:
                 await self._stream(ask, client, call_id, choices)
             else:
                 await self._whole(ask, client, call_id, choices)
 
-    def _choice(self, ask: Ask, fields: CompletionRequest, request_id: str, prompt_ids: list[int]) -> Choice:
+    def _choices(self, ask: Ask, fields: CompletionRequest, call_id: str, prompt_ids: list[int]) -> list[Choice]:
+        """The answers to one prompt."""
         door = self._door
         num_top = None if fields.logprobs is None else int(fields.logprobs)
         sampling = door.sampling.params(
@@ -51,8 +58,8 @@ class Completions:
             logprobs=num_top,
             prompt_logprobs=num_top if fields.echo else None,
         )
-        turn = door.turn(ask, prompt_ids, sampling, request_id=request_id)
-        return Choice(turn, door.text.tokenizer, num_top, echo=bool(fields.echo))
+        turns = open_choices(door, ask, prompt_ids, sampling, call_id=call_id)
+        return [Choice(turn, door.text.tokenizer, num_top, echo=bool(fields.echo)) for turn in turns]
 
     async def _stream(self, ask: Ask, client: ClientWatch, call_id: str, choices: Sequence[Choice]) -> None:
         options = ask.fields.stream_options
@@ -112,7 +119,7 @@ def _collect(kept: list[Piece]) -> Emit:
 
 
 class Choice:
-    """One prompt of a call. With `echo`, the prompt's text and scores come before the first piece."""
+    """One answer of a call. With `echo`, the prompt's text and scores come before the first piece."""
 
     def __init__(self, turn: Turn, tokenizer: Tokenizer, num_top: int | None, *, echo: bool) -> None:
         self.turn = turn

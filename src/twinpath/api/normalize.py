@@ -17,7 +17,6 @@ from twinpath.types import SamplingParams
 
 #: Fields that would change the output and are not served: name -> values that ask for nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
     "prompt_logprobs": (),

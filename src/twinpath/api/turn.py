@@ -52,6 +52,8 @@ class TurnStats:
     num_prompt: int
     #: When the body's last byte was in.
     arrived_at: float = 0.0
+    #: Another generation of the call has the same prompt, and counts it.
+    shares_prompt: bool = False
     num_output: int = 0
     num_cached: int = 0
     num_reasoning: int = 0
@@ -78,9 +80,9 @@ class TurnStats:
     @property
     def usage(self) -> TimedUsage:
         return TimedUsage(
-            prompt_tokens=self.num_prompt,
+            prompt_tokens=0 if self.shares_prompt else self.num_prompt,
             completion_tokens=self.num_output,
-            cached_tokens=self.num_cached,
+            cached_tokens=0 if self.shares_prompt else self.num_cached,
             reasoning_tokens=self.num_reasoning,
             timing=self._timing(),
         )
@@ -105,7 +107,10 @@ class Turn:
     def __init__(self, request: Request, transcript: Transcript, service: Service | None = None) -> None:
         self.request = request
         self.stats = TurnStats(
-            num_prompt=len(request.prompt_ids), arrived_at=request.arrival_s, service=service or Service()
+            num_prompt=len(request.prompt_ids),
+            arrived_at=request.arrival_s,
+            shares_prompt=bool(request.follows),
+            service=service or Service(),
         )
         self.finish_reason: Finish = "stop"
         self._transcript = transcript
