@@ -22,6 +22,9 @@ class Output:
         self._new_id = new_id
         self._parts: list[Part] = []
         self._has_arguments = False
+        self._has_text = False
+        #: Calls came since the last text: what follows is a paragraph of its own.
+        self._after_call = False
 
     @property
     def is_full(self) -> bool:
@@ -33,6 +36,11 @@ class Output:
         return parts
 
     def text(self, text: str) -> None:
+        if not text:
+            return
+        if self._after_call and self._has_text:
+            text = "\n\n" + text
+        self._has_text, self._after_call = True, False
         last = self._parts[-1] if self._parts else None
         if isinstance(last, TextDelta):
             self._parts[-1] = TextDelta(last.text + text)
@@ -47,7 +55,7 @@ class Output:
             self._parts.append(ReasoningDelta(text))
 
     def start_call(self, name: str) -> None:
-        self._has_arguments = False
+        self._has_arguments, self._after_call = False, True
         self._parts.append(ToolCallStart(self.num_calls, self._new_id(), name))
 
     def arguments(self, text: str) -> None:
