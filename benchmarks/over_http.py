@@ -51,7 +51,7 @@ async def measure(streams: Streams, index: int, num_tokens: int, neighbour: int 
 async def run(settings: Settings) -> dict[str, Any]:
     """Servers stay up and are asked in turn."""
     with ExitStack() as stack:
-        servers = [stack.enter_context(twinpath_server(settings.model, settings.log_dir))]
+        servers = [stack.enter_context(twinpath_server(settings.model, settings.log_dir, "--isa", settings.isa))]
         if settings.peers is not None:
             for threads in settings.threads:
                 server = llama_server(settings.peers, settings.model, settings.log_dir, threads=threads, flash=False)
@@ -80,7 +80,7 @@ async def run(settings: Settings) -> dict[str, Any]:
 async def run_busy(settings: Settings) -> dict[str, Any]:
     """twinpath alone: each round once idle, once beside a busy process."""
     idle, busy = [], []
-    with twinpath_server(settings.model, settings.log_dir) as server:
+    with twinpath_server(settings.model, settings.log_dir, "--isa", settings.isa) as server:
         stream = Streams(server)
         await measure(stream, 900, 8)
         for index in range(settings.rounds):

@@ -61,19 +61,22 @@ def lineup_batch(settings: Settings) -> list[Entry]:
     return [Entry("twinpath", most), *([llama(most, "off"), Entry("openvino", most)] if settings.peers else [])]
 
 
-def start(settings: Settings, entries: Sequence[Entry], stack: ExitStack) -> tuple[list[Worker], dict[str, str]]:
-    """Load everybody. A peer that cannot read the file is left out, with its reason; twinpath must read it."""
+def start(
+    settings: Settings, entries: Sequence[Entry], stack: ExitStack, warm_up: Callable[[Worker], object]
+) -> tuple[list[Worker], dict[str, str]]:
+    """Load and warm everybody. A peer that cannot read or run the file is left out, with its reason; twinpath must."""
     workers, absent = [], {}
     for entry in entries:
         model = settings.form(entry.form) if entry.form else settings.model
         try:
             worker = settings.worker(entry.system, entry.threads, *entry.flags, model=model, form=entry.form)
+            warm_up(stack.enter_context(worker))
         except WorkerError as error:
             if entry.system == "twinpath":
                 raise
             absent[entry.system] = str(error).strip().splitlines()[-1]
             continue
-        workers.append(stack.enter_context(worker))
+        workers.append(worker)
     return workers, absent
 
 
@@ -126,9 +129,8 @@ def compete(
     """All rounds; the order turns by one each round so that nobody always follows the same neighbour."""
     ids = prompt_ids(settings.model)
     with ExitStack() as stack:
-        workers, absent = start(settings, entries, stack)
-        for worker in workers:
-            measure(worker, ids)  # warm: pages touched, pipelines compiled
+        # Warm: pages touched, pipelines compiled.
+        workers, absent = start(settings, entries, stack, lambda worker: measure(worker, ids))
         rounds: list[dict[str, Values]] = []
         for index in range(settings.rounds):
             turn = index % len(workers)
@@ -200,5 +202,5 @@ def table(result: dict[str, Any]) -> list[Row]:
             rows.append([f"{metric}: {found['ours']} / {found['theirs']}", *ratio_cells(found["ratio"])])
     for name, same in result["answers"].items():
         rows.append([f"leading greedy tokens equal to {name}", f"{same['equal_leading_tokens']} of {same['of']}"])
-    rows += [[f"{name} cannot load this file", reason] for name, reason in result["absent"].items()]
+    rows += [[f"{name} is left out", reason[:60]] for name, reason in result["absent"].items()]
     return rows
