@@ -13,7 +13,9 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from twinpath.contracts import Engine
 from twinpath.errors import TwinpathError, UserError
@@ -27,6 +29,11 @@ from twinpath.scheduler import (
     make_scheduler,
     resolve_step_tokens,
 )
+
+if TYPE_CHECKING:
+    from twinpath.grammar import GrammarCompiler
+    from twinpath.text.text_model import TextModel
+    from twinpath.types import EngineInfo
 
 _PR_SET_PDEATHSIG = 1
 
@@ -63,10 +70,13 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     def report(done: int, total: int, what: str) -> None:
         channel.send(LoadProgress(done, total, what))
 
-    engine, facts = build_engine(settings, report)
+    with ThreadPoolExecutor(1) as aside:
+        text = aside.submit(load_tokens, settings)  # Weights are read meanwhile.
+        engine, facts = build_engine(settings, report)
+        constraints = build_constraints(text.result(), engine.info)
     scheduler = make_scheduler(settings.scheduler, engine.info, monotonic)
     limits = scheduler.limits
-    loop = EngineLoop(engine, scheduler, channel)
+    loop = EngineLoop(engine, scheduler, channel, constraints=constraints)
     heartbeat.source = loop.heartbeat
     if settings.engine.kind != "scripted":  # A script's answers are for its requests.
         loop.warm_up()
@@ -93,6 +103,24 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     engine.close()
 
 
+def load_tokens(settings: WorkerSettings) -> TextModel:
+    """The model's tokens, for grammars; its template is not used here."""
+    from twinpath.model.files import files_at
+    from twinpath.text import load_text
+
+    return load_text(files_at(settings.engine.model_path))
+
+
+def build_constraints(text: TextModel, info: EngineInfo) -> GrammarCompiler:
+    """What compiles requests' grammars over the model's vocabulary."""
+    from twinpath.grammar import GrammarCompiler, Vocabulary
+
+    tokens = text.tokenizer
+    # With a dummy prefix, text in the middle of an answer is not encoded as it would be at its beginning.
+    encode = tokens.encode if tokens.rules.dummy_prefix == "none" else None
+    return GrammarCompiler(Vocabulary(tokens, info.vocab_size, text.stop_token_ids, encode))
+
+
 def build_engine(settings: WorkerSettings, report: Report) -> tuple[Engine, dict[str, str]]:
     """The engine the settings name, loaded, and its lines for the start table. Imports only what that kind needs."""
     config = settings.engine
@@ -110,7 +138,19 @@ def build_engine(settings: WorkerSettings, report: Report) -> tuple[Engine, dict
             raise UserError("the reference engine needs torch: pip install 'torch>=2.11,<2.14'") from None
         reference = open_reference(config, settings.scheduler, report)
         return reference, reference.facts
-    return _build_native(settings, report)
+    return _build_cuda(settings, report) if config.device == "cuda" else _build_native(settings, report)
+
+
+def _build_cuda(settings: WorkerSettings, report: Report) -> tuple[Engine, dict[str, str]]:
+    from twinpath.engine.cuda_load import open_cuda
+
+    engine = open_cuda(
+        settings.engine,
+        settings.scheduler.max_num_seqs,
+        lambda window_tokens: resolve_step_tokens(settings.scheduler, "cuda", window_tokens),
+        report,
+    )
+    return engine, engine.facts
 
 
 def _build_native(settings: WorkerSettings, report: Report) -> tuple[Engine, dict[str, str]]:
@@ -120,8 +160,6 @@ def _build_native(settings: WorkerSettings, report: Report) -> tuple[Engine, dic
     from twinpath.native.cores import yield_to_waking_tasks
 
     config = settings.engine
-    if config.device != "cpu":
-        raise UserError(f"the native engine runs on the CPU, not on {config.device}; use --engine reference")
     files = files_at(config.model_path)
     spec = read_spec(files)
     if config.max_model_len is not None and config.max_model_len > spec.max_position:

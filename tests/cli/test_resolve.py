@@ -29,7 +29,7 @@ def test_defaults_are_those_of_the_config() -> None:
 
 def test_settings_without_effect_depend_on_the_engine() -> None:
     assert unread_settings(resolve("m", values()).engine) == {"dtype", "gpu_memory_utilization"}
-    assert "gpu_memory_utilization" not in unread_settings(resolve("m", values(device="cuda")).engine)
+    assert unread_settings(resolve("m", values(device="cuda")).engine) == {"threads", "isa", "activation_bits"}
 
 
 def test_keys_may_be_repeated_or_joined_by_commas() -> None:
@@ -40,8 +40,9 @@ def test_dtype_synonyms() -> None:
     assert resolve("m", values(dtype="half")).engine.dtype == "float16"
 
 
-def test_cuda_uses_the_reference_engine() -> None:
-    assert resolve("m", values(device="cuda")).engine.kind == "reference"
+def test_cuda_has_a_fast_engine_and_its_twin() -> None:
+    assert resolve("m", values(device="cuda")).engine.kind == "native"
+    assert resolve("m", values(device="cuda", engine="reference")).engine.kind == "reference"
 
 
 def test_scripted_model_needs_no_engine_choice() -> None:
@@ -56,7 +57,6 @@ def test_scripted_model_needs_no_engine_choice() -> None:
         ({"threads": 0}, "--threads 0: must be between 1 and 1024"),
         ({"activation_bits": 7}, "--activation-bits 7: must be one of 8, 16"),
         ({"gpu_memory_utilization": float("nan")}, "--gpu-memory-utilization nan: must be between"),
-        ({"engine": "native", "device": "cuda"}, "--engine native runs on the CPU"),
         ({"api_key": [""]}, "--api-key: the value is empty"),
         ({"api_key": [" , ", ""]}, "--api-key: the value is empty"),
         ({"max_model_len": 1}, "--max-model-len 1: must be between 2 and"),

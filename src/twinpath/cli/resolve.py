@@ -41,7 +41,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
 
 #: Kind of engine -> settings that it does not read.
 UNREAD: Mapping[str, frozenset[str]] = {
-    "native": frozenset({"dtype", "gpu_memory_utilization"}),
+    "native": frozenset({"dtype"}),
     "reference": frozenset({"threads", "isa", "activation_bits"}),
     "scripted": frozenset(
         {"device", "dtype", "threads", "isa", "activation_bits", "page_size", "kv_cache_mb", "gpu_memory_utilization"}
@@ -51,8 +51,9 @@ UNREAD: Mapping[str, frozenset[str]] = {
 
 def unread_settings(engine: EngineConfig) -> frozenset[str]:
     """Settings that have no effect with this engine: not shown, and worth a line when somebody set one."""
-    unread = UNREAD[engine.kind]
-    return unread if engine.device == "cuda" else unread | {"gpu_memory_utilization"}
+    if engine.kind != "scripted" and engine.device == "cuda":
+        return UNREAD["reference"]
+    return UNREAD[engine.kind] | {"gpu_memory_utilization"}
 
 
 def choose_model(argument: str | None, flag: str | None, default: str) -> str:
@@ -113,11 +114,8 @@ def resolve_engine(model: str, values: dict[str, Any]) -> EngineConfig:
     device = values["device"]
     if model.startswith(SCRIPTED_SCHEME):
         return EngineConfig(model_path=Path(model.removeprefix(SCRIPTED_SCHEME)), kind="scripted", **values)
-    if kind is None:
-        kind = "reference" if device == "cuda" else "native"
-    if kind == "native" and device == "cuda":
-        raise UserError("--engine native runs on the CPU; use --engine reference with --device cuda")
-    if kind == "reference":
+    kind = kind or "native"
+    if kind == "reference" or device == "cuda":
         require_torch(device)
     return EngineConfig(model_path=Path(model), kind=kind, **values)
 

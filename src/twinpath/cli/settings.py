@@ -102,6 +102,7 @@ Dtype = Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
 SETTINGS: tuple[Setting, ...] = (
     Setting("host", "http", "host", "Address to listen on."),
     Setting("port", "http", "port", "Port to listen on."),
+    Setting("grpc_port", "http", "grpc_port", "Port for gRPC; unset: none. Needs twinpath[grpc]."),
     Setting("api_key", "http", "api_keys", "Key that clients must send; repeat for several.", metavar="KEY"),
     Setting(
         "admin_key", "http", "admin_keys", "Key that may manage pinned templates; repeat for several.", metavar="KEY"
@@ -147,14 +148,20 @@ SETTINGS: tuple[Setting, ...] = (
         "engine",
         "engine",
         "kind",
-        "Step implementation; unset: native on CPU, reference on CUDA.",
+        "Step implementation: the fast one of the device, or plain torch (its twin).",
         type=Literal["native", "reference"] | None,
         default=None,
         panel="Engine",
     ),
     Setting("device", "engine", "device", "Where steps run; cuda needs torch.", panel="Engine"),
     Setting(
-        "dtype", "engine", "dtype", "Arithmetic of the reference engine.", type=Dtype, default="auto", panel="Engine"
+        "dtype",
+        "engine",
+        "dtype",
+        "Arithmetic on CUDA and of the reference engine.",
+        type=Dtype,
+        default="auto",
+        panel="Engine",
     ),
     Setting("threads", "engine", "threads", "Compute threads; unset: chosen from the cores.", panel="Engine"),
     Setting("isa", "engine", "isa", "Kernel set: auto, avx512vnni, avxvnni, avx2, neon, portable.", panel="Engine"),

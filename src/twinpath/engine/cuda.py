@@ -42,6 +42,7 @@ class CudaEngine:
     def __init__(self, weights: PackedWeights, options: CudaOptions, tiling: AttentionTiling | None = None) -> None:
         spec, device, dtype = weights.spec, weights.embed.device, weights.embed.dtype
         tiling = tiling or AttentionTiling()
+        self.weights = weights
         max_model_len = options.max_model_len or spec.max_position
         num_pages = options.num_pages or fitting_pages(weights, options, max_model_len)
         max_pages = -(-max_model_len // options.page_size)

@@ -81,10 +81,19 @@ def allocate_kv(spec: ModelSpec, num_pages: int, page_size: int, device: torch.d
 
 
 def pack_weights(
-    spec: ModelSpec, weights: Weights, device: torch.device, dtype: torch.dtype, max_positions: int
+    spec: ModelSpec,
+    weights: Weights,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_positions: int,
+    send: Callable[[WeightTensor], Tensor] | None = None,
 ) -> PackedWeights:
-    """Load every tensor, matrices as `dtype` (quantised ones are dequantised), vectors as float32."""
-    return _pack(spec, lambda name: _to_device(weights[name], device, dtype), device, max_positions)
+    """Load every tensor, matrices as `dtype` (quantised ones are dequantised), vectors as float32.
+
+    send: how a tensor gets to the device; None: one after another, through torch.
+    """
+    send = send or (lambda tensor: _to_device(tensor, device, dtype))
+    return _pack(spec, lambda name: send(weights[name]), device, max_positions)
 
 
 def random_weights(
