@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from twinpath.errors import RequestError
 from twinpath.types import EngineInfo, Event, Int32s, Request, StepPlan, StepResult
 
 
@@ -68,6 +69,19 @@ class Constraint(Protocol):
     @property
     def closed_out(self) -> bool:
         """The last tokens were forced, to complete the answer in the tokens left."""
+        ...
+
+
+class Constraints(Protocol):
+    """Grammars -> constraints, where compiling may take a while."""
+
+    num_compiled: int
+    num_hits: int
+    num_failed: int
+
+    def prepare(self, request: Request, done: Callable[[Constraint | RequestError], None]) -> None:
+        """Call `done` once, with what follows the request's grammar or why nothing can: at once, or from a thread of
+        its own when the grammar has to be compiled first."""
         ...
 
 

@@ -37,7 +37,12 @@ def draw_natively(sampler_library: ctypes.CDLL) -> Iterator[Draw]:
     samplers: dict[int, NativeSampler] = {}
 
     def draw(
-        logits: np.ndarray, params: SamplingParams, history: np.ndarray, num_prompt: int, position: int
+        logits: np.ndarray,
+        params: SamplingParams,
+        history: np.ndarray,
+        num_prompt: int,
+        position: int,
+        mask: np.ndarray | None = None,
     ) -> tuple[int, TokenLogprob | None]:
         if len(logits) not in samplers:
             samplers[len(logits)] = NativeSampler(sampler_library, len(logits), 3)
@@ -46,7 +51,7 @@ def draw_natively(sampler_library: ctypes.CDLL) -> Iterator[Draw]:
         sampler.reset(1, params, history[:known], num_prompt)
         for token in history[known:].tolist():
             sampler.append(1, token)
-        token = sampler.sample(1, logits, position)
+        token = sampler.sample(1, logits, position, mask)
         if params.logprobs is None:
             return token, None
         return token, sampler.token_logprob(logits, token, params.logprobs)
@@ -58,7 +63,7 @@ def draw_natively(sampler_library: ctypes.CDLL) -> Iterator[Draw]:
 
 @pytest.fixture(params=["reference", "native"])
 def draw(request: pytest.FixtureRequest) -> Draw:
-    """One sampler: (logits, params, history, num_prompt, position) -> (token, log-probability)."""
+    """One sampler: (logits, params, history, num_prompt, position[, mask]) -> (token, log-probability)."""
     if request.param == "reference":
         return sample
     native: Draw = request.getfixturevalue("draw_natively")

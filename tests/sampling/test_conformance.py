@@ -39,6 +39,12 @@ def make_row(kind: str, vocab_size: int, rng: np.random.Generator) -> np.ndarray
     return row.astype(np.float32)
 
 
+def make_mask(vocab_size: int, rng: np.random.Generator) -> np.ndarray:
+    """From nearly nothing legal to all; bits past the vocabulary are set too."""
+    words = rng.random((-(-vocab_size // 32), 32)) < rng.choice([0.001, 0.1, 0.5, 0.99])
+    return np.packbits(words, axis=1, bitorder="little").view("<i4").astype(np.int32).reshape(-1)
+
+
 ROWS = st.builds(
     lambda kind, size, seed: make_row(kind, size, np.random.default_rng(seed)),
     st.sampled_from(
@@ -89,11 +95,17 @@ def assert_same_logprob(mine: TokenLogprob | None, theirs: TokenLogprob | None) 
 
 # A busy machine draws examples slowly; that says nothing about the sampler.
 @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(row=ROWS, params=PARAMS, history=HISTORIES, share=st.floats(0, 1))
+@given(row=ROWS, params=PARAMS, history=HISTORIES, share=st.floats(0, 1), mask_seed=st.none() | st.integers(0, 2**32))
 def test_native_equals_reference(
-    draw_natively: Draw, row: np.ndarray, params: SamplingParams, history: np.ndarray, share: float
+    draw_natively: Draw,
+    row: np.ndarray,
+    params: SamplingParams,
+    history: np.ndarray,
+    share: float,
+    mask_seed: int | None,
 ) -> None:
-    arguments = (row, params, history, int(share * len(history)), len(history))
+    mask = None if mask_seed is None else make_mask(len(row), np.random.default_rng(mask_seed))
+    arguments = (row, params, history, int(share * len(history)), len(history), mask)
     untouched = row.copy()
     expected, got = outcome(sample, *arguments), outcome(draw_natively, *arguments)
     if isinstance(expected, str) or isinstance(got, str):

@@ -246,6 +246,7 @@ class CpuEngine:
         output: StepOutput,
     ) -> None:
         """Prompt log-probabilities and one sampled token per segment that asks."""
+        masks = plan.masks.wait() if plan.masks is not None else {}
         logits_row = hidden_row = 0
         for index, wants_prompt in zip(kept, keep.tolist(), strict=True):
             slot_id, start, length = int(plan.slots[index]), int(plan.starts[index]), int(plan.lengths[index])
@@ -257,16 +258,17 @@ class CpuEngine:
                 if wants_prompt:
                     output.prompt_logprobs[index] = self._prompt_logprobs(slot, start, hidden[hidden_begin:hidden_row])
                 if plan.sample[index]:
-                    self._sample(slot_id, slot, start + length, logits[logits_begin], index, output)
+                    self._sample(slot_id, start + length, logits[logits_begin], masks.get(index), index, output)
             except EngineError as failure:
                 output.failures[index] = str(failure)
 
     def _sample(
-        self, slot_id: int, slot: _Slot, position: int, logits: Float32s, index: int, output: StepOutput
+        self, slot_id: int, position: int, logits: Float32s, mask: Int32s | None, index: int, output: StepOutput
     ) -> None:
+        slot = self._slots[slot_id]
         if len(slot.history) != position:
             raise EngineError(f"{len(slot.history)} tokens are known, position {position} cannot be sampled")
-        token = self._sampler.sample(slot_id, logits, position)
+        token = self._sampler.sample(slot_id, logits, position, mask)
         self._sampler.append(slot_id, token)
         slot.history.append(token)
         output.tokens[index] = token

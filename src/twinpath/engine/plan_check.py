@@ -6,7 +6,7 @@ from operator import add
 
 import numpy as np
 
-from twinpath.types import EngineInfo, StepPlan
+from twinpath.types import EngineInfo, StepPlan, TokenMasks
 
 
 def check_plan(plan: StepPlan, info: EngineInfo) -> None:
@@ -40,6 +40,8 @@ def check_plan(plan: StepPlan, info: EngineInfo) -> None:
     if plan.block_tables.size and (page := int(plan.block_tables.max())) >= info.num_pages:
         raise ValueError(f"plan names page {page} of {info.num_pages}")
     _check_layers(plan, num_rows, info)
+    if plan.masks is not None:
+        _check_masks(plan.masks, num_segments, info)
 
 
 def _check_layers(plan: StepPlan, num_rows: int, info: EngineInfo) -> None:
@@ -52,3 +54,12 @@ def _check_layers(plan: StepPlan, num_rows: int, info: EngineInfo) -> None:
     elif plan.residual.shape != (num_rows, info.hidden_size) or plan.residual.dtype != np.float32:
         got, wanted = f"{plan.residual.shape} {plan.residual.dtype}", f"({num_rows}, {info.hidden_size}) float32"
         raise ValueError(f"residual is {got}, not {wanted}")
+
+
+def _check_masks(masks: TokenMasks, num_segments: int, info: EngineInfo) -> None:
+    segments = masks.segments.tolist()
+    if segments != sorted(set(segments)) or (segments and not 0 <= segments[0] <= segments[-1] < num_segments):
+        raise ValueError(f"plan.masks is for segments {segments} of {num_segments}")
+    shape = (len(segments), -(-info.vocab_size // 32))
+    if masks.words.shape != shape or masks.words.dtype != np.int32:
+        raise ValueError(f"plan.masks.words is {masks.words.shape} {masks.words.dtype}, not {shape} int32")

@@ -143,6 +143,7 @@ class StepRunner:
     def _finish(self, plan: StepPlan, segments: list[_Segment], x: Tensor, output: StepOutput) -> None:
         """Prompt log-probabilities and one sampled token per segment that asks."""
         ends = np.cumsum([s.length for s in segments])
+        masks = plan.masks.wait() if plan.masks is not None else {}
         last_logits = self._model.logits(x[torch.from_numpy(ends - 1).to(x.device)]).cpu().numpy()
         for segment, end, logits in zip(segments, ends.tolist(), last_logits, strict=True):
             try:
@@ -151,15 +152,15 @@ class StepRunner:
                     if entries:
                         output.prompt_logprobs[segment.index] = entries
                 if plan.sample[segment.index]:
-                    self._sample(segment, logits, output)
+                    self._sample(segment, logits, masks.get(segment.index), output)
             except EngineError as failure:
                 output.failures[segment.index] = str(failure)
 
-    def _sample(self, segment: _Segment, logits: Float32s, output: StepOutput) -> None:
+    def _sample(self, segment: _Segment, logits: Float32s, mask: Int32s | None, output: StepOutput) -> None:
         slot, position = segment.slot, segment.start + segment.length
         if len(slot.history) != position:
             raise EngineError(f"{len(slot.history)} tokens are known, position {position} cannot be sampled")
-        token, logprob = sample(logits, slot.sampling, slot.history, slot.num_prompt, position)
+        token, logprob = sample(logits, slot.sampling, slot.history, slot.num_prompt, position, mask)
         slot.append(token)
         output.tokens[segment.index] = token
         if logprob is not None:

@@ -225,6 +225,7 @@ class ScriptedEngine:
         logprobs: dict[int, list[TokenLogprob]] = {}
         prompt_logprobs: dict[int, list[TokenLogprob]] = {}
         failures: dict[int, str] = {}
+        masks = plan.masks.wait() if plan.masks is not None else {}
         begin = 0
         for index in range(len(plan.slots)):
             end = begin + int(plan.lengths[index])
@@ -252,7 +253,9 @@ class ScriptedEngine:
                 if slot.script.fail_at is not None and len(slot.history) - slot.num_prompt >= slot.script.fail_at:
                     failures[index] = slot.failure = "scripted failure"
                 else:
-                    new_tokens = self._sample(slot, start + int(plan.lengths[index]))
+                    new_tokens = self._sample(slot, start + int(plan.lengths[index]), masks.get(index))
+                    if not new_tokens:
+                        failures[index] = slot.failure = "no token is legal"
             if new_tokens and slot.sampling.logprobs is not None:
                 logprobs[index] = [_logprob(token, slot.sampling.logprobs) for token in new_tokens]
             counts.append(len(new_tokens))
@@ -282,7 +285,8 @@ class ScriptedEngine:
                 return script
         return self.script.default
 
-    def _sample(self, slot: _Slot, position: int) -> list[int]:
+    def _sample(self, slot: _Slot, position: int, mask: Int32s | None) -> list[int]:
+        """The script's next tokens; under a mask one, and the lowest legal id where the script's is not."""
         if position != len(slot.history):
             raise ScriptError(f"sampled position {position}, but the slot knows {len(slot.history)} tokens")
         index = position - slot.num_prompt
@@ -290,6 +294,8 @@ class ScriptedEngine:
         count = _chunk_length(slot.script, index) if self.info.depth == 1 else 1
         answer, end_id = slot.answer, self.script.eos_id
         new_tokens = [answer[i] if i < len(answer) else end_id for i in range(index, index + count)]
+        if mask is not None:
+            new_tokens = _legal(new_tokens[0], mask)
         slot.history += new_tokens
         return new_tokens
 
@@ -355,6 +361,11 @@ def _check_layers(plan: StepPlan, info: EngineInfo) -> None:
     is_part = plan.layer_end - plan.layer_begin < info.num_layers
     if is_part and (plan.residual is None or plan.residual.shape != (len(plan.tokens), info.hidden_size)):
         raise ScriptError("a part of the layers needs a residual row for every token")
+
+
+def _legal(token: int, mask: Int32s) -> list[int]:
+    legal: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return [token] if token in legal else legal[:1]
 
 
 def _chunk_length(script: Script, index: int) -> int:

@@ -8,7 +8,7 @@ from threading import Thread
 from time import monotonic
 
 from twinpath.config import SchedulerConfig
-from twinpath.contracts import Engine
+from twinpath.contracts import Constraints, Engine
 from twinpath.gateway.launcher import EngineHandle
 from twinpath.ipc.link import LinkHandler
 from twinpath.ipc.local import LocalChannel, LocalLink, local_pair
@@ -42,9 +42,15 @@ class _LocalHandle:
 class LocalLauncher:
     """Runs engines made by `make_engine` in threads of this process; pass an engine itself when it needs no restart."""
 
-    def __init__(self, engine: Engine | Callable[[], Engine], config: SchedulerConfig | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine | Callable[[], Engine],
+        config: SchedulerConfig | None = None,
+        constraints: Constraints | None = None,
+    ) -> None:
         self._make_engine: Callable[[], Engine] = engine if callable(engine) else lambda: engine
         self._config = config or SchedulerConfig()
+        self._constraints = constraints
         #: The one launched last, for tests to look into.
         self.engine: Engine | None = None
         self.scheduler: Scheduler | None = None
@@ -53,13 +59,13 @@ class LocalLauncher:
         link, channel = local_pair(handler)
         engine = self.engine = self._make_engine()
         scheduler = self.scheduler = make_scheduler(self._config, engine.info, monotonic)
-        thread = Thread(target=_serve, args=(engine, scheduler, channel), name="engine", daemon=True)
+        thread = Thread(target=_serve, args=(engine, scheduler, channel, self._constraints), name="engine", daemon=True)
         thread.start()
         return _LocalHandle(link, engine, thread)
 
 
-def _serve(engine: Engine, scheduler: Scheduler, channel: LocalChannel) -> None:
-    loop = EngineLoop(engine, scheduler, channel, owns_process=False)
+def _serve(engine: Engine, scheduler: Scheduler, channel: LocalChannel, constraints: Constraints | None) -> None:
+    loop = EngineLoop(engine, scheduler, channel, owns_process=False, constraints=constraints)
     heartbeat = HeartbeatThread(channel)
     heartbeat.source = loop.heartbeat
     info = engine.info

@@ -71,13 +71,18 @@ class NativeSampler:
         """Record one more output token of `slot`."""
         _raise_for(self._library.tp_sampler_append(self._sampler, slot, token))
 
-    def sample(self, slot: int, logits: Float32s, position: int) -> int:
+    def sample(self, slot: int, logits: Float32s, position: int, mask: Int32s | None = None) -> int:
         """Draw the token at `position`.
 
-        Shapes: logits float32 [vocab], contiguous and writable: edited during the call, restored before it returns.
+        Shapes: logits float32 [vocab], contiguous and writable: edited during the call, restored before it returns;
+            mask int32 [ceil(vocab / 32)], contiguous.
         """
         self._check_row(logits)
-        token = int(self._library.tp_sampler_sample(self._sampler, slot, logits.ctypes.data, position))
+        words = None
+        if mask is not None:
+            assert mask.dtype == np.int32 and mask.shape == (-(-self._vocab_size // 32),) and mask.flags.c_contiguous
+            words = mask.ctypes.data
+        token = int(self._library.tp_sampler_sample(self._sampler, slot, logits.ctypes.data, position, words))
         _raise_for(token)
         return token
 
@@ -105,7 +110,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.tp_sampler_destroy.restype = None
     library.tp_sampler_reset.argtypes = (c_void_p, c_int32, POINTER(_Sampling), c_void_p, c_int32, c_int32)
     library.tp_sampler_append.argtypes = (c_void_p, c_int32, c_int32)
-    library.tp_sampler_sample.argtypes = (c_void_p, c_int32, c_void_p, c_int64)
+    library.tp_sampler_sample.argtypes = (c_void_p, c_int32, c_void_p, c_int64, c_void_p)
     library.tp_argmax.argtypes = (c_void_p, c_int32)
     library.tp_token_logprob.argtypes = (
         c_void_p, c_int32, c_int32, c_int32, POINTER(c_double), POINTER(c_int32), POINTER(c_double),

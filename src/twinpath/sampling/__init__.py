@@ -9,8 +9,10 @@ the drawn token), `num_prompt`, and `position`, the index of the drawn token in 
 position`; history may be left empty when no penalty is on). Ids outside the vocabulary, wherever they occur, name no
 token and are ignored.
 
-Failures. A NaN or +inf logit, or a row with nothing above -inf (before or after the stop mask), fails that row only
-(`EngineError`). -inf is allowed and means "never".
+A row may come with a mask (`TokenMasks`), the tokens that its grammar allows.
+
+Failures. A NaN or +inf logit, masked or not, or a row with nothing above -inf (before or after the masks), fails that
+row only (`EngineError`). -inf is allowed and means "never".
 
 Adjusted logits. Each setting computes in float64; its result is rounded to float32, finite values staying finite
 (clamped to +-FLT_MAX):
@@ -18,7 +20,8 @@ Adjusted logits. Each setting computes in float64; its result is rounded to floa
 1. `logit_bias` is added.
 2. `repetition_penalty` r, for ids in the history: positive logits are divided by r, others multiplied.
 3. `frequency_penalty` f and `presence_penalty` q, for ids seen c > 0 times in the output: x - f * c - q.
-4. `min_tokens`: while position - num_prompt < min_tokens, the stop ids become -inf.
+4. Without a mask, `min_tokens`: while position - num_prompt < min_tokens, the stop ids become -inf. With one, ids
+   whose bit is 0 become -inf: the mask says itself when the end may come.
 
 Greedy. A temperature below `GREEDY_BELOW` (0 included) takes the largest adjusted logit, ties to the lowest id; the
 settings below do not apply.

@@ -26,15 +26,26 @@ _EXP_DEGREE = 10
 
 
 def sample(
-    logits: Float32s, params: SamplingParams, history: Int32s, num_prompt: int, position: int
+    logits: Float32s,
+    params: SamplingParams,
+    history: Int32s,
+    num_prompt: int,
+    position: int,
+    mask: Int32s | None = None,
 ) -> tuple[int, TokenLogprob | None]:
     """Draw the token at `position`; with it its log-probability when `params.logprobs` asks.
 
-    Shapes: logits float32 [vocab]; history int32 [position], or empty when no penalty is on.
+    Shapes: logits float32 [vocab]; history int32 [position], or empty when no penalty is on; mask int32
+        [ceil(vocab / 32)] as in `TokenMasks`.
     Raises: EngineError when the row cannot be sampled.
     """
     _check_row(logits)
-    adjusted = _adjust(logits, params, history, num_prompt, position)
+    adjusted = _adjust(logits, params, history, num_prompt)
+    if mask is not None:
+        bits = np.unpackbits(mask.astype("<i4").view(np.uint8), count=len(logits), bitorder="little")
+        adjusted[bits == 0] = -math.inf
+    elif position - num_prompt < params.min_tokens:
+        adjusted[[token for token in params.stop_token_ids if 0 <= token < len(logits)]] = -math.inf
     best = float(adjusted.max())
     if best == -math.inf:
         raise EngineError("no token is left to sample: every logit is masked")
@@ -106,7 +117,7 @@ def _rank(logits: Float32s) -> NDArray[np.intp]:
     return np.argsort(-logits, kind="stable")
 
 
-def _adjust(logits: Float32s, params: SamplingParams, history: Int32s, num_prompt: int, position: int) -> Float32s:
+def _adjust(logits: Float32s, params: SamplingParams, history: Int32s, num_prompt: int) -> Float32s:
     adjusted = logits.astype(np.float32, copy=True)
     vocab_size = len(adjusted)
     for token, bias in params.logit_bias.items():
@@ -121,10 +132,6 @@ def _adjust(logits: Float32s, params: SamplingParams, history: Int32s, num_promp
     for token, count in zip(ids.tolist(), counts.tolist(), strict=True):
         logit = float(adjusted[token])
         adjusted[token] = _to_float32(logit - params.frequency_penalty * count - params.presence_penalty)
-    if position - num_prompt < params.min_tokens:
-        for token in params.stop_token_ids:
-            if 0 <= token < vocab_size:
-                adjusted[token] = -math.inf
     return adjusted
 
 

@@ -55,5 +55,13 @@ def _cut(sequence: Sequence, new_tokens: list[int]) -> tuple[list[int], FinishRe
         if token in sequence.stop_ids and num_outputs + index > sampling.min_tokens:
             return new_tokens[:index], FinishReason.STOP
         if num_outputs + index >= sequence.max_outputs:
-            return new_tokens[:index], FinishReason.LENGTH
-    return new_tokens, None if sequence.max_outputs else FinishReason.LENGTH
+            return new_tokens[:index], _grammar_end(sequence) or FinishReason.LENGTH
+    return new_tokens, _grammar_end(sequence) or (None if sequence.max_outputs else FinishReason.LENGTH)
+
+
+def _grammar_end(sequence: Sequence) -> FinishReason | None:
+    """How an answer ends that is complete under its grammar: as asked, or closed out because its tokens ran out."""
+    constraint = sequence.constraint
+    if constraint is None or not constraint.finished:
+        return None
+    return FinishReason.LENGTH if constraint.closed_out else FinishReason.STOP

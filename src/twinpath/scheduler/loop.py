@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 
-from twinpath.contracts import Engine
+from twinpath.contracts import Constraints, Engine
 from twinpath.errors import EngineError
 from twinpath.ipc import Channel, ChannelClosed
 from twinpath.ipc.messages import Answer, Cancel, Drain, Events, Gauges, Heartbeat, Submit, ToEngine
 from twinpath.scheduler.calibration import calibrate, warm_up_request
 from twinpath.scheduler.gauges import deadline_gauges, memory_gauges
+from twinpath.scheduler.grammars import GrammarQueue
 from twinpath.scheduler.holdings import Holdings
 from twinpath.scheduler.inbox import Inbox
 from twinpath.scheduler.scheduler import Scheduler
@@ -30,13 +31,22 @@ class EngineLoop:
     mostly serves the cancelled request.
     """
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, channel: Channel, *, owns_process: bool = True) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        channel: Channel,
+        *,
+        owns_process: bool = True,
+        constraints: Constraints | None = None,
+    ) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._channel = channel
         self._holdings = Holdings(scheduler)
         #: Garbage collection is process-wide: only the owner of the process may switch it off.
         self._owns_process = owns_process
+        self._grammars = GrammarQueue(scheduler, constraints, channel.wake)
         self._inbox = Inbox(channel, self._interrupt_for, self._interrupt_all)
         self._interruptible: tuple[tuple[str, int], ...] = ()
         self._num_turns = 0
@@ -94,12 +104,14 @@ class EngineLoop:
             preemptions=scheduler.num_preemptions,
             steps=scheduler.num_steps,
             deadlines=deadline_gauges(scheduler),
+            grammars=self._grammars.gauges(),
             memory=memory_gauges(scheduler.memory),
         )
 
     def _turn(self) -> None:
         self._num_turns += 1
         self._take_inbox()
+        self._send(self._grammars.ready())
         if (admission := self._scheduler.admission) is not None:
             self._send(admission.shed_late())
         self._fill_engine()
@@ -120,6 +132,7 @@ class EngineLoop:
                 self._interruptible = self._scheduler.interruptible()
                 self._inbox.watch()
             self._engine.submit(plan)
+            self._scheduler.fill_masks()
 
     def _take_inbox(self) -> None:
         while (message := self._inbox.take()) is not None:
@@ -130,6 +143,8 @@ class EngineLoop:
         if self._closing:
             return
         message = self._inbox.wait(_COLLECT_AFTER_IDLE_S) if self._owns_process else self._wait_for_message()
+        if message is None and self._grammars.has_ready:
+            return
         if message is None and self._owns_process:
             gc.collect()
             message = self._wait_for_message()
@@ -143,10 +158,10 @@ class EngineLoop:
     def _handle(self, message: ToEngine) -> None:
         match message:
             case Submit(request):
-                self._send(self._scheduler.add(request))
+                self._send(self._grammars.add(request))
             case Cancel(request_id):
                 self._interrupt_for(request_id)
-                self._send(self._scheduler.cancel(request_id))
+                self._send(self._grammars.cancel(request_id))
             case Drain():
                 self._closing = True
             case _:

@@ -115,6 +115,8 @@ class Roster:
             return 1
         if not all(row.sample and row.length == 1 and row.sequence.started for row in rows):
             return 1
+        if any(row.sequence.constraint is not None for row in rows):
+            return 1
         repeat = min(max_repeat, *(row.sequence.max_outputs - row.sequence.num_outputs for row in rows))
         return repeat if self.memory.extend_ahead(rows, repeat) else 1
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from twinpath.contracts import Clock
+from twinpath.contracts import Clock, Constraint
 from twinpath.kv import PagePool, PrefixCache, PrefixKeys
 from twinpath.scheduler.admission import Admission
 from twinpath.scheduler.answer import refuse, tell
 from twinpath.scheduler.chunk import Chunk, Row
+from twinpath.scheduler.constraint import counted, fill_masks, masks_for, refusal
 from twinpath.scheduler.cost import CostModel
 from twinpath.scheduler.forecast import Forecast
 from twinpath.scheduler.lanes import Choice, LanePlanner, LaneSettings
@@ -20,7 +21,6 @@ from twinpath.scheduler.sequence import Lane, Phase, Sequence
 from twinpath.scheduler.step import Step, build_plan
 from twinpath.types import (
     EngineInfo,
-    ErrorEvent,
     Event,
     FinishEvent,
     FinishReason,
@@ -75,6 +75,8 @@ class Scheduler:
         self.window_tokens = min(info.max_model_len, info.num_pages * info.page_size)
         self.max_running = min(limits.max_num_seqs, info.max_slots, limits.max_num_batched_tokens)
         self.num_steps = 0
+        #: Answers that were completed because their tokens ran out.
+        self.num_closed_out = 0
         self._clock: Clock = clock or (lambda: 0.0)
         self._outstanding: deque[Step] = deque()
         self._next_order = 0
@@ -132,15 +134,18 @@ class Scheduler:
 
     # ---------------------------------------------------------------------------------------------------- requests
 
-    def add(self, request: Request) -> list[Event]:
-        """Queue a request. The events returned are its whole life when it cannot or need not run."""
+    def add(self, request: Request, constraint: Constraint | None = None) -> list[Event]:
+        """Queue a request and what follows its grammar, if any. The events returned are its whole life when it cannot
+        or need not run."""
         if request.request_id in self._roster.sequences:
             return []  # The gateway refuses double ids; an error here would end the first request's stream.
         num_prompt, sampling = len(request.prompt_ids), request.sampling
-        if num_prompt == 0 or num_prompt >= self.window_tokens:
-            return [refuse(request, self.window_tokens)]
-        max_outputs = min(sampling.max_tokens, self.window_tokens - num_prompt)
-        sequence = Sequence(request, self._next_order, max_outputs, PrefixKeys(self.info.page_size, request.cache_salt))
+        window_tokens = self.memory.window_tokens(request, self.window_tokens)
+        if num_prompt == 0 or num_prompt >= window_tokens:
+            return [refuse(request, window_tokens)]
+        max_outputs = min(sampling.max_tokens, window_tokens - num_prompt)
+        keys = PrefixKeys(self.info.page_size, request.cache_salt)
+        sequence = Sequence(request, self._next_order, max_outputs, keys, constraint)
         if max_outputs == 0 and sequence.prompt_logprobs is None:
             return [FinishEvent(sequence.request_id, FinishReason.LENGTH, sequence.usage)]
         self._next_order += 1
@@ -288,12 +293,19 @@ class Scheduler:
         self._next_step_id += 1
         self._outstanding.append(step)
         step.shape = step.measure(self.info.num_layers)
+        step.masks = masks_for(rows, self.info.vocab_size) if end == self.info.num_layers else None
         if self._planner is not None:
             step.planned_s = self._clock()
             step.predicted_ms = self.cost.predict(step.shape)
             self._planner.note_planned(step.predicted_ms, step.shape.num_decode > 0)
             step.period = self._planner.period
         return build_plan(step, tuple(inits), self.memory.residency.block_tables)
+
+    def fill_masks(self) -> None:
+        """Fill the masks of the plan made last: after its `submit`, so that an engine's step goes on meanwhile."""
+        step = self._outstanding[-1]
+        if step.masks is not None:
+            fill_masks(step.masks, step.rows)
 
     # ------------------------------------------------------------------------------------------------------ commit
 
@@ -336,9 +348,9 @@ class Scheduler:
                 continue
             if failure is None and row.sample and not new_tokens:
                 failure = "the engine returned no token"
-            if failure is not None:
+            if (error := refusal(sequence, failure)) is not None:
                 self._roster.end(sequence)
-                events.append(ErrorEvent(sequence.request_id, failure))
+                events.append(error)
                 continue
             num_more = len(new_tokens) - 1 if step.repeat > 1 else 0
             sequence.num_planned += num_more
@@ -347,7 +359,8 @@ class Scheduler:
             if sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
             if row.sample:
-                self._emit(sequence, new_tokens, result.logprobs.get(index), events)
+                if (told := counted(sequence, new_tokens)) is not None:
+                    self._emit(sequence, told, result.logprobs.get(index), events)
             elif sequence.max_outputs == 0 and sequence.num_computed == sequence.num_known:
                 self._emit(sequence, [], None, events)
             # Repeats beyond a stop token wrote KV of tokens that do not count.
@@ -362,6 +375,7 @@ class Scheduler:
         event, reason = tell(sequence, new_tokens, logprobs)
         events.append(event)
         if reason is not None:
+            self.num_closed_out += sequence.constraint is not None and sequence.constraint.closed_out
             sequence.is_complete = True
             self._roster.end(sequence)
             events.append(FinishEvent(sequence.request_id, reason, sequence.usage))

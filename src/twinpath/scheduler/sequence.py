@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from twinpath.contracts import Constraint
 from twinpath.kv import PrefixKeys, Session, Template
 from twinpath.types import Int32s, Promise, Request, TokenLogprob, Usage
 
@@ -43,6 +44,7 @@ class Sequence:
         "arrival_s",
         "cached_tokens",
         "chunk",
+        "constraint",
         "in_flight",
         "is_complete",
         "keys",
@@ -80,9 +82,18 @@ class Sequence:
         "weight",
     )
 
-    def __init__(self, request: Request, order: int, max_outputs: int, keys: PrefixKeys) -> None:
+    def __init__(
+        self,
+        request: Request,
+        order: int,
+        max_outputs: int,
+        keys: PrefixKeys,
+        constraint: Constraint | None = None,
+    ) -> None:
         self.request_id = request.request_id
         self.sampling = request.sampling
+        #: Follows the known output tokens.
+        self.constraint = constraint
         #: Arrival number: first come, first served, and the youngest is preempted first.
         self.order = order
         self.max_outputs = max_outputs
@@ -140,6 +151,8 @@ class Sequence:
         remaining = self.num_known - self.num_planned
         if remaining > 0:
             return remaining
+        if self.constraint is not None:
+            return 0  # What may come after a token that is not known yet is not known either.
         return 1 if self.num_pending and self.num_outputs + self.num_pending < self.max_outputs else 0
 
     @property
@@ -160,6 +173,11 @@ class Sequence:
     def history(self) -> Int32s:
         """A copy of the known tokens, for the engine to keep."""
         return self.tokens[: self.num_known].copy()
+
+    def step_back(self) -> None:
+        """The token sampled last does not count: the last known position runs again, after a fresh slot init."""
+        self.num_computed = self.num_planned = self.num_known - 1
+        self.needs_init = True
 
     def roll_back(self) -> None:
         """Forget outstanding plans: what they were to compute is planned again, after a fresh slot init."""

@@ -9,7 +9,7 @@ import numpy as np
 from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.cost import StepShape, prefill_context
 from twinpath.scheduler.sequence import Sequence
-from twinpath.types import PENDING_TOKEN, Int32s, SlotInit, StepPlan
+from twinpath.types import PENDING_TOKEN, Int32s, SlotInit, StepPlan, TokenMasks
 
 #: Prefill rows below this run in a few milliseconds on the slowest engine: not worth an interrupt.
 _MIN_DOMINANT_ROWS = 16
@@ -38,6 +38,7 @@ class Step:
     void: bool = False
     #: See StepPlan.
     repeat: int = 1
+    masks: TokenMasks | None = None
 
     def measure(self, num_layers: int) -> StepShape:
         """Its shape, for the cost model; a row of its own counts as decode."""
@@ -80,6 +81,7 @@ def build_plan(step: Step, inits: tuple[SlotInit, ...], block_tables: Int32s) ->
         inits=inits,
         releases=step.releases,
         repeat=step.repeat,
+        masks=step.masks,
     )
 
 

@@ -1,0 +1,164 @@
+"""The shortest way to the end of an answer, found on bytes: a small vocabulary makes every look cheap."""
+
+from __future__ import annotations
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from twinpath.grammar.hints import Hints
+
+_END = 256
+#: So few are compared by following each.
+_FEW = 16
+_ROLLOUT_BYTES = 64
+#: Forced stretches and choices that one completion may take: a few milliseconds.
+_MAX_STEPS = 600
+#: Values, short first, for where JSON wants one.
+_VALUES = (b"0", b'""', b"[]", b"{}", b"null", b"true", b"false")
+
+
+class _Bytes:
+    """A vocabulary of the 256 bytes and an end."""
+
+    eos_token_id = _END
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"\xff<end>")
+    special_token_ids = (_END,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def byte_vocabulary() -> LLTokenizer:
+    """For grammars whose control tokens are spelled as text."""
+    return LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=_END + 1, eos_token=[_END], slices=[])
+
+
+class Completer:
+    """Follows an answer in bytes and completes it. Greedy where the grammar leaves a choice: what it finds is always
+    an answer of the language, and the shortest but for digits, patterns and alternatives of objects."""
+
+    def __init__(self, matcher: LLMatcher, hints: Hints) -> None:
+        """`matcher` over `byte_vocabulary`, at the beginning; it is taken over."""
+        self._matcher = matcher
+        self._hints = hints
+        #: What there is of the string that is open, its quote included; of all output when that is not JSON.
+        self._fragment = b""
+        self._in_string = self._escaped = False
+        #: The free text before the answer, until its marker has come.
+        self._free: bytes | None = b"" if hints.marker else None
+
+    def copy(self) -> Completer:
+        """Another one at the same place."""
+        copy = Completer(self._matcher.deep_copy(), self._hints)
+        copy._fragment, copy._in_string, copy._escaped = self._fragment, self._in_string, self._escaped
+        copy._free = self._free
+        return copy
+
+    def feed(self, output: bytes) -> None:
+        """More of the answer."""
+        self._matcher.try_consume_tokens(list(output))
+        self._note(output)
+
+    def shortest(self, limit_bytes: int) -> bytes | None:
+        """What completes the answer; None when nothing of at most `limit_bytes` was found."""
+        return self.copy()._follow(limit_bytes)
+
+    def _follow(self, limit_bytes: int) -> bytes | None:
+        out = bytearray()
+        for _ in range(_MAX_STEPS):
+            if self._matcher.is_accepting():
+                return bytes(out)
+            step = self._matcher.compute_ff_bytes() or self._choose()
+            if not step or len(out) + len(step) > limit_bytes:
+                return None
+            if self._matcher.try_consume_tokens(list(step)) < len(step):
+                return None
+            self._note(step)
+            out += step
+        return None
+
+    def _note(self, output: bytes) -> None:
+        """Keep track of strings."""
+        if self._free is not None:
+            before, found, output = (self._free + output).partition(self._hints.marker)
+            self._free = None if found else before[-len(self._hints.marker) :]
+        if not self._hints.is_json:
+            self._fragment += output
+            return
+        for byte in output:
+            if self._in_string:
+                self._fragment += bytes([byte])
+                self._in_string = byte != 0x22 or self._escaped
+                self._escaped = byte == 0x5C and not self._escaped
+            elif byte == 0x22:
+                self._in_string, self._fragment, self._escaped = True, b'"', False
+
+    def _choose(self) -> bytes | None:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        legal: list[int] = np.flatnonzero(np.unpackbits(bits, bitorder="little")[:_END]).tolist()
+        if not legal:
+            return None
+        if self._free is not None:
+            return self._hints.marker if self._fits(self._hints.marker) else None
+        if not self._hints.is_json:
+            return self._rest_of(self._hints.constants) or self._by_trial(legal)
+        if self._in_string:
+            return self._first(legal, b'"') or self._inside_string(legal)
+        if closer := self._first(legal, b"}],:"):
+            return closer
+        for word in (*self._hints.keys, *_VALUES, *self._hints.constants):
+            if word[0] in legal and self._fits(word):
+                return word
+        return self._digit(legal) or self._first(legal, b'[{"') or bytes(legal[:1])
+
+    def _inside_string(self, legal: list[int]) -> bytes:
+        one_more = (bytes([byte]) + b'"' for byte in b"a0 " if byte in legal)
+        if enough := next((text for text in one_more if self._fits(text)), None):
+            return enough
+        words = (*self._hints.keys, *self._hints.constants)
+        return self._rest_of(words) or self._first(legal, b"a0 ") or bytes(legal[:1])
+
+    def _first(self, legal: list[int], wanted: bytes) -> bytes | None:
+        return next((bytes([byte]) for byte in wanted if byte in legal), None)
+
+    def _fits(self, text: bytes) -> bool:
+        return bool(self._matcher.validate_tokens(list(text)) == len(text))
+
+    def _rest_of(self, words: tuple[bytes, ...]) -> bytes | None:
+        """The rest of a word that the open string begins."""
+        length = len(self._fragment)
+        for word in words:
+            if len(word) > length and word.startswith(self._fragment) and self._fits(word[length:]):
+                return word[length:]
+        return None
+
+    def _digit(self, legal: list[int]) -> bytes | None:
+        """A digit after which the number may end, if there is one."""
+        digits = [bytes([byte]) for byte in b"0123456789" if byte in legal]
+        for digit in digits:
+            if any(self._fits(digit + end) for end in (b",", b"}", b"]")):
+                return digit
+        return digits[0] if digits else None
+
+    def _by_trial(self, legal: list[int]) -> bytes:
+        """Of few bytes the one from which the end is nearest; of many, one that is easy to read."""
+        if len(legal) > _FEW:
+            return self._first(legal, b"a0 ") or bytes(legal[:1])
+        return min((bytes([byte]) for byte in legal), key=self._distance)
+
+    def _distance(self, byte: bytes) -> int:
+        matcher = self._matcher.deep_copy()
+        step, length = byte, 0
+        while length < _ROLLOUT_BYTES and matcher.try_consume_tokens(list(step)) == len(step):
+            length += len(step)
+            if matcher.is_accepting():
+                return length
+            step = matcher.compute_ff_bytes()
+            if not step:
+                bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+                legal = np.flatnonzero(np.unpackbits(bits, bitorder="little")[:_END])
+                if not len(legal):
+                    break
+                step = bytes([int(legal[-1])])
+        return 2 * _ROLLOUT_BYTES

@@ -1,0 +1,135 @@
+"""What a grammar's text tells about short completions: keys, constants, and how much one token can open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from twinpath.grammar.schema import subschemas
+from twinpath.grammar.structure import ToolGrammar
+from twinpath.types import Grammar
+
+#: Each is tried where a choice is open.
+_MAX_WORDS = 256
+#: Nested required objects are followed this deep.
+_MAX_DEPTH = 12
+#: Bytes of the shortest value of a type.
+_TYPE_BYTES = {"string": 2, "object": 2, "array": 2, "integer": 1, "number": 1, "boolean": 4, "null": 4}
+#: In a language that is not JSON nothing is known: completions are checked before every token from here on.
+_UNKNOWN_JUMP = 16
+
+_encode = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """`keys`: object keys with quotes and colon, the required and the later ones first. `constants`: JSON values, short
+    ones first.
+
+    `jump_bytes`: what one token can add at most to the shortest completion, as far as the schema tells.
+    """
+
+    keys: tuple[bytes, ...] = ()
+    constants: tuple[bytes, ...] = ()
+    jump_bytes: int = _UNKNOWN_JUMP
+    is_json: bool = False
+    #: Ends the free text that comes first.
+    marker: bytes = b""
+
+    @staticmethod
+    def of(grammar: Grammar) -> Hints:
+        return replace(Hints._of_answer(grammar), marker=grammar.free_until.encode())
+
+    @staticmethod
+    def _of_answer(grammar: Grammar) -> Hints:
+        if grammar.kind == "json_schema":
+            schema = msgspec.json.decode(grammar.source)
+            return _of_schemas([schema], _Sizes(schema).largest())
+        if grammar.kind == "tools":
+            tools = msgspec.json.decode(grammar.source, type=ToolGrammar)
+            frames = [len((tools.separator + call.begin + call.end + tools.prefix).encode()) for call in tools.calls]
+            sizes = [_Sizes(call.schema).largest() for call in tools.calls]
+            return _of_schemas([call.schema for call in tools.calls], max(map(sum, zip(frames, sizes, strict=True))))
+        if grammar.kind == "choice":
+            words = msgspec.json.decode(grammar.source, type=list[str])
+            return Hints(constants=tuple(sorted((word.encode() for word in words), key=len))[:_MAX_WORDS])
+        return Hints()
+
+
+def _of_schemas(schemas: list[Any], jump_bytes: int) -> Hints:
+    required: list[bytes] = []
+    optional: list[bytes] = []
+    constants: set[bytes] = set()
+    for node in _nodes(schemas):
+        names = node.get("properties")
+        needed = node.get("required")
+        for name in reversed(list(names) if isinstance(names, dict) else []):
+            (required if isinstance(needed, list) and name in needed else optional).append(_encode(name) + b":")
+        values = node.get("enum", [])
+        for value in [*(values if isinstance(values, list) else ()), *([node["const"]] if "const" in node else ())]:
+            constants.add(_encode(value))
+        if len(required) + len(optional) + len(constants) > 4 * _MAX_WORDS:
+            break
+    keys = tuple(dict.fromkeys((*required, *optional)))[:_MAX_WORDS]
+    return Hints(keys, tuple(sorted(constants, key=len))[:_MAX_WORDS], jump_bytes, is_json=True)
+
+
+def _nodes(schemas: list[Any]) -> Iterable[dict[str, Any]]:
+    stack = list(schemas)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            yield node
+            stack += [child for _, child in subschemas(node)]
+
+
+class _Sizes:
+    """Bytes of the shortest instances, where a choice counts as its largest branch: a token may take that one."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._known: dict[int, int] = {}
+
+    def largest(self) -> int:
+        return max([self._of(node, 0) for node in _nodes([self._root])], default=2) + 4
+
+    def _of(self, node: Any, depth: int) -> int:
+        if not isinstance(node, dict) or depth > _MAX_DEPTH:
+            return 2
+        if id(node) not in self._known:
+            self._known[id(node)] = 2  # Of a node that holds itself.
+            self._known[id(node)] = self._compute(node, depth + 1)
+        return self._known[id(node)]
+
+    def _compute(self, node: dict[str, Any], depth: int) -> int:
+        if "$ref" in node:
+            return self._of(self._target(node["$ref"]), depth)
+        if "const" in node:
+            return len(_encode(node["const"]))
+        if isinstance(node.get("enum"), list):
+            return max(len(_encode(value)) for value in node["enum"])
+        branches = [b for k in ("anyOf", "oneOf", "allOf") for b in node.get(k, []) if isinstance(node.get(k), list)]
+        kinds = node.get("type", [])
+        size = max([_TYPE_BYTES.get(kind, 2) for kind in (kinds if isinstance(kinds, list) else [kinds])], default=2)
+        return max([size + self._inside(node, depth), *(self._of(branch, depth) for branch in branches)])
+
+    def _inside(self, node: dict[str, Any], depth: int) -> int:
+        size = int(_number(node.get("minLength"))) + len(str(node.get("minimum", "")))
+        properties = node.get("properties")
+        if isinstance(properties, dict) and isinstance(node.get("required"), list):
+            size += sum(len(_encode(n)) + 2 + self._of(properties.get(n, {}), depth) for n in node["required"])
+        return size + int(_number(node.get("minItems"))) * (1 + self._of(node.get("items", {}), depth))
+
+    def _target(self, reference: str) -> Any:
+        node = self._root
+        for part in reference.lstrip("#").split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            node = node[int(name)] if isinstance(node, list) else node.get(name, {})
+        return node
+
+
+def _number(value: Any) -> float:
+    return min(value, 1e6) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else 0

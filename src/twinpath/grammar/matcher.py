@@ -1,0 +1,165 @@
+"""One request's way through its grammar: token masks, and the close-out when its tokens run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from llguidance import LLMatcher
+
+from twinpath.grammar.completion import Completer
+from twinpath.grammar.vocabulary import Vocabulary
+from twinpath.types import Int32s
+
+#: No token of a vocabulary adds more closing brackets than it has bytes; longer ones are runs of blanks and dashes.
+_TOKEN_BYTES = 16
+#: Completions longer than this are not looked for.
+_MAX_COMPLETION_BYTES = 16 * 1024
+
+
+class GrammarConstraint:
+    """Implements `contracts.Constraint`.
+
+    The close-out: `_completion` is some legal way to the end, checked often enough that it always fits the tokens left.
+    When it fills them it is forced; when the token just sampled would make the end unreachable, that token is refused
+    and the way that was still open is forced.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        completer: Callable[[], Completer],
+        vocabulary: Vocabulary,
+        jump_tokens: int,
+        min_tokens: int = 0,
+    ) -> None:
+        """`matcher` at the beginning, taken over. `jump_tokens`: most that one token adds to the way to the end."""
+        self.error: str | None = None
+        self.closed_out = False
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._make_completer = completer
+        self._completer: Completer | None = None
+        self._before_last: Completer | None = None
+        #: Text that the completer has not been told.
+        self._unseen = bytearray()
+        self._jump_tokens = jump_tokens + _TOKEN_BYTES
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        #: A legal way to the end from where the matcher stands; None: not looked for, or not found.
+        self._completion: list[int] | None = None
+        #: Tokens of `_completion` that were forced so far.
+        self._num_forced = 0
+        #: The way to the end is looked at again when this many tokens are left; None: at the next token.
+        self._check_at: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        if self.closed_out:
+            return self._num_forced == len(self._completion or ())
+        return self.error is None and bool(self._matcher.is_stopped())
+
+    def fill(self, words: Int32s, num_left: int) -> None:
+        if self._num_tokens == 0 and self._check_at is None and self.error is None:
+            self._fits(num_left)
+        if self.error is not None or self.closed_out:
+            words[:] = 0
+            if self.error is None and self._completion:
+                _set(words, self._completion[self._num_forced])
+            return
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            self._fail("the grammar is too complex for this answer")
+            words[:] = 0
+        elif self._num_tokens < self._min_tokens:
+            self._withhold_end(words)
+
+    def accept(self, token: int, num_left: int) -> bool:
+        if self.error is not None:
+            return True
+        if self.closed_out:
+            self._num_forced += 1
+            return True
+        if not self._matcher.consume_token(token):
+            self._fail("the engine sampled a token that the grammar forbids")
+            return True
+        self._unseen += self._vocabulary.token_bytes(token)
+        if not self._matcher.is_stopped() and (self._check_at is None or num_left <= self._check_at):
+            known = self._completion
+            if not self._fits(num_left, token) and known is not None and self._closes_before(token, known, num_left):
+                return False
+        self._num_tokens += 1
+        return True
+
+    def _fits(self, num_left: int, token: int | None = None) -> bool:
+        """Whether a way to the end fits the tokens left; notes it, and forces it when it fills them."""
+        completion = self._completion if self._still_leads_to_the_end() else self._search(num_left, token)
+        if completion is None or len(completion) > num_left:
+            self._check_at = num_left - 1
+            return False
+        self._completion = completion
+        slack = num_left - len(completion)
+        self._check_at = num_left - max(1, slack // self._jump_tokens)
+        if not slack and completion:
+            self._close_out(completion)
+        return True
+
+    def _still_leads_to_the_end(self) -> bool:
+        known = self._completion
+        if known is None:
+            return False
+        tokens = [*known, self._vocabulary.end_ids[0]]
+        return bool(self._matcher.validate_tokens(tokens) == len(tokens))
+
+    def _search(self, num_left: int, token: int | None) -> list[int] | None:
+        if self._completer is None:
+            self._completer = self._make_completer()
+        last = b"" if token is None else self._vocabulary.token_bytes(token)
+        self._completer.feed(bytes(self._unseen.removesuffix(last)))
+        self._before_last = self._completer.copy()
+        self._completer.feed(last)
+        self._unseen.clear()
+        return self._complete(self._completer, num_left)
+
+    def _complete(self, completer: Completer, num_left: int) -> list[int] | None:
+        text = completer.shortest(min(num_left * _TOKEN_BYTES, _MAX_COMPLETION_BYTES))
+        if text is None:
+            return None
+        completion = self._vocabulary.tokenize(text)
+        return completion if self._matcher.validate_tokens(completion) == len(completion) else None
+
+    def _closes_before(self, token: int, known: list[int], num_left: int) -> bool:
+        """Take back the token that left no way that fits, and force the one that was open before it.
+
+        With room to spare the way was merely not found: then the token stays.
+        """
+        if num_left > len(known) + self._jump_tokens or self._before_last is None:
+            return False
+        self._matcher.rollback(1)
+        completion = known if self._still_leads_to_the_end() else self._complete(self._before_last, num_left + 1)
+        if completion is None or len(completion) > num_left + 1:
+            self._matcher.consume_token(token)
+            return False
+        self._close_out(completion)
+        return True
+
+    def _close_out(self, completion: list[int]) -> None:
+        self.closed_out, self._completion, self._num_forced = True, completion, 0
+
+    def _withhold_end(self, words: Int32s) -> None:
+        kept = words.copy()
+        for token in self._vocabulary.end_ids:
+            kept.view(np.uint32)[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
+        if kept.any():
+            words[:] = kept
+
+    def _fail(self, what: str) -> None:
+        self.error = f"{what}: {_first_line(self._matcher.get_error())}"
+
+
+def _set(words: Int32s, token: int) -> None:
+    words.view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0][:200]

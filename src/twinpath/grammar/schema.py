@@ -1,0 +1,235 @@
+"""JSON Schemas from callers -> schemas that the engine can follow, or a refusal that names the place.
+
+One walk over the schema's nodes: it counts them, finds keywords that cannot be enforced, resolves local references and
+closes objects. `compiler` then says what only the grammar engine knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from twinpath.errors import InvalidRequest
+from twinpath.types import Grammar
+
+#: Limits of one schema; each is compiled in well under a second at its limit (docs/structured-output.md).
+MAX_SCHEMA_BYTES = 512 * 1024
+MAX_NODES = 5_000
+MAX_DEPTH = 64
+MAX_PROPERTIES = 1_000
+MAX_ENUM = 20_000
+#: `multipleOf` becomes an automaton of as many states as its significant digits spell.
+MAX_MULTIPLE = 1_000
+
+#: Keywords whose value is a schema, a list of schemas, and a mapping to schemas.
+_ONE = ("items", "additionalProperties", "additionalItems")
+_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+#: Beside these, `properties` may not be all that an object's keys depend on.
+_COMPOSED = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties", "additionalProperties")
+#: Constraints that no engine state can follow, or that the engine does not: refused when strict, else dropped.
+UNSUPPORTED = frozenset(
+    (
+        *("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"),
+        *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("uniqueItems", "contains", "minContains", "maxContains"),
+        *("unevaluatedItems", "unevaluatedProperties"),
+        *("not", "if", "then", "else"),
+    )
+)
+#: How JSON is written: no blanks but one that may follow a comma or a colon, so that they never run on.
+SPACING = {"whitespace_flexible": False, "item_separator": ",[ ]?", "key_separator": ":[ ]?"}
+
+_encoder = msgspec.json.Encoder()
+
+
+class SchemaRefused(InvalidRequest):
+    """A schema that cannot be enforced; `path` is a JSON pointer to the part."""
+
+    code = "invalid_schema"
+
+    def __init__(self, reason: str, *, param: str, path: str) -> None:
+        super().__init__(f"Invalid schema at '{path or '/'}': {reason}.", param=param)
+        self.path = path
+
+
+def any_object() -> Grammar:
+    """Some JSON object."""
+    return Grammar("json_schema", _encoder.encode({"type": "object", "x-guidance": SPACING}).decode())
+
+
+def parse_schema(text: bytes | memoryview, param: str) -> Any:
+    """JSON text of a schema as an object.
+
+    Raises: InvalidRequest.
+    """
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise SchemaRefused(f"{len(text)} bytes; at most {MAX_SCHEMA_BYTES} are accepted", param=param, path="")
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise SchemaRefused("it is nested too deeply", param=param, path="") from None
+    except ValueError as error:
+        raise SchemaRefused(f"not JSON: {error}", param=param, path="") from None
+
+
+def schema_grammar(schema: Any, *, strict: bool, param: str) -> Grammar:
+    """The language of a schema's instances, with keys in the order of `properties`.
+
+    Strict: a keyword that cannot be enforced is refused. Otherwise it is dropped, and the answer fits the rest.
+    Raises: SchemaRefused.
+    """
+    return Grammar("json_schema", _encoder.encode(prepare_schema(schema, strict=strict, param=param)).decode())
+
+
+def prepare_schema(
+    schema: Any, *, strict: bool, param: str, path: str = "", close_objects: bool = True
+) -> dict[str, Any]:
+    """`schema` as the grammar engine takes it; the caller's object is left as it is.
+
+    Objects that list `properties` and say nothing of others get no others: that is what strict callers must write and
+    what the rest mean, and it keeps small models from inventing keys.
+    Raises: SchemaRefused.
+    """
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise SchemaRefused("a schema is an object", param=param, path=path)
+    walk = _Walk(schema, strict, param, close_objects)
+    prepared = walk.node(schema, path, 0, closable=True)
+    assert isinstance(prepared, dict)
+    return prepared | {"x-guidance": SPACING | ({} if strict else {"lenient": True})}
+
+
+class _Walk:
+    def __init__(self, root: dict[str, Any], strict: bool, param: str, close_objects: bool) -> None:
+        self._root = root
+        self._strict = strict
+        self._param = param
+        self._close_objects = close_objects
+        self._num_nodes = 0
+        # A definition that is combined with other schemas somewhere must stay open.
+        self._closes_definitions = not _combines(root)
+
+    def node(self, schema: Any, path: str, depth: int, *, closable: bool) -> dict[str, Any] | bool:
+        self._num_nodes += 1
+        if self._num_nodes > MAX_NODES:
+            raise self._refused(path, f"more than {MAX_NODES} subschemas")
+        if depth > MAX_DEPTH:
+            raise self._refused(path, f"nested more than {MAX_DEPTH} deep")
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise self._refused(path, "a schema is an object or a boolean")
+        found = {k: v for k, v in schema.items() if not self._drops(k, v, path)}
+        self._check(found, path)
+        closable = closable and "allOf" not in found
+        for keyword in found:
+            found[keyword] = self._child(keyword, found[keyword], f"{path}/{keyword}", depth + 1, closable)
+        if self._close_objects and closable and found.get("properties") and not any(k in found for k in _COMPOSED):
+            found["additionalProperties"] = False
+        return found
+
+    def _child(self, keyword: str, value: Any, path: str, depth: int, closable: bool) -> Any:
+        if keyword in _ONE and not (keyword == "items" and isinstance(value, list)):
+            return self.node(value, path, depth, closable=True)
+        if keyword in _MANY or keyword == "items":
+            if not isinstance(value, list) or (not value and keyword != "prefixItems" and keyword != "items"):
+                raise self._refused(path, "a list of schemas is wanted")
+            inner = keyword in ("prefixItems", "items") or (closable and keyword != "allOf")
+            return [self.node(item, f"{path}/{i}", depth, closable=inner) for i, item in enumerate(value)]
+        if keyword in _NAMED:
+            if not isinstance(value, dict):
+                raise self._refused(path, "an object of schemas is wanted")
+            if len(value) > MAX_PROPERTIES:
+                raise self._refused(path, f"{len(value)} entries; at most {MAX_PROPERTIES} are accepted")
+            inner = self._closes_definitions or keyword not in ("$defs", "definitions")
+            return {
+                name: self.node(item, f"{path}/{_escape(name)}", depth, closable=inner) for name, item in value.items()
+            }
+        return value
+
+    def _drops(self, keyword: str, value: Any, path: str) -> bool:
+        """Whether a keyword has no effect and stays out."""
+        if keyword == "x-guidance":
+            return True  # Options of the grammar engine are not the caller's.
+        if keyword not in UNSUPPORTED:
+            return False
+        if self._strict and not _asks_for_nothing(keyword, value):
+            raise self._refused(f"{path}/{keyword}", "this keyword is not supported with strict")
+        return True
+
+    def _check(self, schema: dict[str, Any], path: str) -> None:
+        enum = schema.get("enum")
+        if enum is not None and (not isinstance(enum, list) or not 0 < len(enum) <= MAX_ENUM):
+            raise self._refused(f"{path}/enum", f"a list of 1 to {MAX_ENUM} values is wanted")
+        reference = schema.get("$ref")
+        if reference is not None and not self._resolves(reference):
+            raise self._refused(f"{path}/$ref", "it does not name a part of this schema")
+        multiple = schema.get("multipleOf")
+        if multiple is not None:
+            self._check_multiple(schema, multiple, path)
+
+    def _check_multiple(self, schema: dict[str, Any], multiple: Any, path: str) -> None:
+        if isinstance(multiple, bool) or not isinstance(multiple, int | float) or multiple <= 0:
+            raise self._refused(f"{path}/multipleOf", "a number above 0 is wanted")
+        digits = int("".join(map(str, Decimal(repr(multiple)).normalize().as_tuple().digits)))
+        if digits > MAX_MULTIPLE:
+            if self._strict:
+                raise self._refused(f"{path}/multipleOf", f"more than {MAX_MULTIPLE} steps cannot be followed")
+            del schema["multipleOf"]
+
+    def _resolves(self, reference: Any) -> bool:
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return False
+        node: Any = self._root
+        for part in reference[1:].split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, dict) and name in node:
+                node = node[name]
+            elif isinstance(node, list) and name.isdigit() and int(name) < len(node):
+                node = node[int(name)]
+            else:
+                return False
+        return isinstance(node, dict | bool)
+
+    def _refused(self, path: str, reason: str) -> SchemaRefused:
+        return SchemaRefused(reason, param=self._param, path=path)
+
+
+def subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(JSON pointer, schema) of the nodes right below a node."""
+    if not isinstance(schema, dict):
+        return
+    for keyword in schema:
+        value, below = schema[keyword], f"{path}/{keyword}"
+        if keyword in _ONE and not isinstance(value, list):
+            yield below, value
+        elif keyword in (*_MANY, *_ONE):
+            yield from ((f"{below}/{index}", item) for index, item in enumerate(value))
+        elif keyword in _NAMED:
+            yield from ((f"{below}/{_escape(name)}", item) for name, item in value.items())
+
+
+def _combines(root: dict[str, Any]) -> bool:
+    """Whether some node is more than its `$ref`, or an `allOf`: then schemas overlap."""
+    stack: list[Any] = [root]
+    num_nodes = 0
+    while stack and num_nodes <= MAX_NODES:
+        node = stack.pop()
+        num_nodes += 1
+        if isinstance(node, dict) and ("allOf" in node or ("$ref" in node and "properties" in node)):
+            return True
+        stack += [child for _, child in subschemas(node)]
+    return False
+
+
+def _asks_for_nothing(keyword: str, value: Any) -> bool:
+    return (keyword == "uniqueItems" and value is False) or (keyword == "unevaluatedProperties" and value is True)
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

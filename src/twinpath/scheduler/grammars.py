@@ -1,0 +1,80 @@
+"""Requests that wait for their grammar: the compiler's thread says when it is there, the loop takes them in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from twinpath.contracts import Constraint, Constraints
+from twinpath.errors import InvalidRequest, RequestError
+from twinpath.ipc.messages import GrammarGauges
+from twinpath.scheduler.scheduler import Scheduler
+from twinpath.types import ErrorEvent, Event, FinishEvent, FinishReason, Request, Usage
+
+
+class GrammarQueue:
+    """All methods are the loop's. `wake` is called from the compiler's thread when `ready` has something to give."""
+
+    def __init__(self, scheduler: Scheduler, constraints: Constraints | None, wake: Callable[[], None]) -> None:
+        self._scheduler = scheduler
+        self._constraints = constraints
+        self._wake = wake
+        #: Their grammars are being compiled.
+        self._waiting: dict[str, Request] = {}
+        self._done: deque[tuple[Request, Constraint | RequestError]] = deque()
+
+    def add(self, request: Request) -> list[Event]:
+        """A request goes on to the scheduler, now or once its grammar is there."""
+        if request.grammar is None:
+            return self._scheduler.add(request)
+        if self._constraints is None:
+            return [_error(request, InvalidRequest("This engine cannot constrain its answers."))]
+        if request.request_id in self._waiting:
+            return []
+        self._waiting[request.request_id] = request
+        is_known = True
+
+        def done(outcome: Constraint | RequestError) -> None:
+            self._done.append((request, outcome))
+            if not is_known:
+                self._wake()
+
+        self._constraints.prepare(request, done)
+        is_known = False  # What comes before this line is seen right below.
+        return self.ready()
+
+    @property
+    def has_ready(self) -> bool:
+        """A wait that was woken need not be over: this says whether it was for a grammar."""
+        return bool(self._done)
+
+    def ready(self) -> list[Event]:
+        """Take in those whose grammar has come."""
+        events: list[Event] = []
+        while self._done:
+            request, outcome = self._done.popleft()
+            if self._waiting.get(request.request_id) is not request:
+                continue  # Cancelled.
+            del self._waiting[request.request_id]
+            if isinstance(outcome, RequestError):
+                events.append(_error(request, outcome))
+            else:
+                events += self._scheduler.add(request, outcome)
+        return events
+
+    def cancel(self, request_id: str) -> list[Event]:
+        request = self._waiting.pop(request_id, None)
+        if request is None:
+            return self._scheduler.cancel(request_id)
+        usage = Usage(prompt_tokens=len(request.prompt_ids), completion_tokens=0)
+        return [FinishEvent(request_id, FinishReason.ABORT, usage)]
+
+    def gauges(self) -> GrammarGauges:
+        constraints, num_closed_out = self._constraints, self._scheduler.num_closed_out
+        if constraints is None:
+            return GrammarGauges()
+        return GrammarGauges(constraints.num_compiled, constraints.num_hits, constraints.num_failed, num_closed_out)
+
+
+def _error(request: Request, error: RequestError) -> ErrorEvent:
+    return ErrorEvent(request.request_id, error.message, error.code or "invalid_grammar", error.status)
