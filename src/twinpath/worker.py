@@ -17,10 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from twinpath.contracts import Engine
 from twinpath.errors import TwinpathError, UserError
 from twinpath.ipc import ChannelClosed, SocketChannel
-from twinpath.ipc.messages import Fatal, LoadProgress, Ready
+from twinpath.ipc.messages import Fatal, Heartbeat, LoadProgress, Ready, StallGauges
 from twinpath.ipc.settings import WorkerSettings, decode_settings
 from twinpath.scheduler import (
     EngineLoop,
@@ -29,6 +31,7 @@ from twinpath.scheduler import (
     make_scheduler,
     resolve_step_tokens,
 )
+from twinpath.telemetry.stalls import StallTracer
 
 if TYPE_CHECKING:
     from twinpath.grammar import GrammarCompiler
@@ -77,7 +80,7 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     scheduler = make_scheduler(settings.scheduler, engine.info, monotonic)
     limits = scheduler.limits
     loop = EngineLoop(engine, scheduler, channel, constraints=constraints)
-    heartbeat.source = loop.heartbeat
+    heartbeat.source = watch_stalls(loop, settings.scheduler.trace_stalls_ms)
     if settings.engine.kind != "scripted":  # A script's answers are for its requests.
         loop.warm_up()
     info = engine.info
@@ -119,6 +122,22 @@ def build_constraints(text: TextModel, info: EngineInfo) -> GrammarCompiler:
     # With a dummy prefix, text in the middle of an answer is not encoded as it would be at its beginning.
     encode = tokens.encode if tokens.rules.dummy_prefix == "none" else None
     return GrammarCompiler(Vocabulary(tokens, info.vocab_size, text.stop_token_ids, encode))
+
+
+def watch_stalls(loop: EngineLoop, threshold_ms: float) -> Callable[[], Heartbeat]:
+    """The loop's heartbeat, with what held up the loop when somebody wants to know."""
+    if not threshold_ms:
+        return loop.heartbeat
+    tracer = StallTracer(threshold_ms / 1e3)
+    loop.beat = tracer.watch_beat("engine")
+    tracer.start()
+
+    def heartbeat() -> Heartbeat:
+        beat = loop.heartbeat()
+        stalls = StallGauges(tracer.num_stalls, tracer.worst_s * 1e3)
+        return replace(beat, gauges=replace(beat.gauges, stalls=stalls))
+
+    return heartbeat
 
 
 def build_engine(settings: WorkerSettings, report: Report) -> tuple[Engine, dict[str, str]]:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from twinpath.api.anthropic.endpoints import CountTokens, Messages
 from twinpath.api.chat import ChatCompletions
 from twinpath.api.completions import Completions
-from twinpath.api.deadline_metrics import watch_deadlines
+from twinpath.api.deadline_metrics import watch_deadlines, watch_stalls
 from twinpath.api.deadlines import ServiceDesk
 from twinpath.api.generation import Door
 from twinpath.api.identity import KeyRing
@@ -33,6 +33,7 @@ from twinpath.api.templates import Templates
 from twinpath.api.tokenization import Detokenize, Tokenize
 from twinpath.config import ServeConfig
 from twinpath.telemetry.metrics import CONTENT_TYPE, ServerMetrics
+from twinpath.telemetry.stalls import StallTracer
 
 #: Work without a token for this long means not ready. Prompts as long as the window prefill within it on slow machines.
 STALL_S = 60.0
@@ -49,16 +50,31 @@ class Entrance:
     health: HealthChecks
 
 
-def build_app(config: ServeConfig, text: TextModel, replica: Replica, *, stall_s: float = STALL_S) -> ASGIApp:
+def build_app(
+    config: ServeConfig,
+    text: TextModel,
+    replica: Replica,
+    *,
+    stall_s: float = STALL_S,
+    tracer: StallTracer | None = None,
+) -> ASGIApp:
     """The ASGI app of one server. `replica` may still be loading: generation answers 503 until it is ready."""
-    return build_entrance(config, text, replica, stall_s=stall_s).app
+    return build_entrance(config, text, replica, stall_s=stall_s, tracer=tracer).app
 
 
-def build_entrance(config: ServeConfig, text: TextModel, replica: Replica, *, stall_s: float = STALL_S) -> Entrance:
-    """The app and its parts."""
+def build_entrance(
+    config: ServeConfig,
+    text: TextModel,
+    replica: Replica,
+    *,
+    stall_s: float = STALL_S,
+    tracer: StallTracer | None = None,
+) -> Entrance:
+    """The app and its parts. `tracer`: watches the loop that serves it."""
     door = _door(config, text, replica)
     metrics = _metrics(config.served_model_name, replica)
     watch_deadlines(metrics, replica, config.slo)
+    watch_stalls(metrics, replica, tracer)
     watch_memory(metrics, replica)
     keys, report = KeyRing(config.http.api_keys, config.http.admin_keys), ExchangeReport(metrics)
     health = HealthChecks(replica, stall_s=stall_s)

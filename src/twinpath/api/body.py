@@ -10,6 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from twinpath.api.headers import header
+from twinpath.api.large_body import LARGE_BODY_BYTES, decode_large
 from twinpath.errors import BodyTooLarge, InvalidRequest, RequestError
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     if not body:
         raise InvalidRequest("The request body is empty; a JSON object is expected.")
     try:
-        return decoder.decode(body)
+        return decoder.decode(body) if len(body) < LARGE_BODY_BYTES else decode_large(body, decoder)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ from twinpath.api.ports import Replica
 from twinpath.config import SloConfig
 from twinpath.ipc.messages import DeadlineGauges, LaneGauges
 from twinpath.telemetry.metrics import ServerMetrics
+from twinpath.telemetry.stalls import StallTracer
 
 
 def watch_deadlines(metrics: ServerMetrics, replica: Replica, config: SloConfig) -> None:
@@ -55,6 +56,19 @@ def watch_deadlines(metrics: ServerMetrics, replica: Replica, config: SloConfig)
         "Engines that were replaced because they died or hung.",
         lambda: replica.num_restarts,
     )
+
+
+def watch_stalls(metrics: ServerMetrics, replica: Replica, tracer: StallTracer | None) -> None:
+    """What held up the loops; zeros when nobody looks."""
+
+    def counts() -> dict[str, float]:
+        return {"http": tracer.num_stalls if tracer else 0, "engine": replica.gauges.stalls.num_stalls}
+
+    def worst_s() -> dict[str, float]:
+        return {"http": tracer.worst_s if tracer else 0.0, "engine": replica.gauges.stalls.worst_ms / 1e3}
+
+    metrics.watch_by("twinpath:loop_stalls", "Times that a loop was held up (--trace-stalls-ms).", "loop", counts)
+    metrics.watch_by("twinpath:loop_stall_worst_seconds", "The longest of them.", "loop", worst_s)
 
 
 def _now(replica: Replica) -> DeadlineGauges:

@@ -12,7 +12,7 @@ from twinpath.api.ports import TextModel
 from twinpath.api.raw_fields import template_kwargs_in
 from twinpath.api.schemas import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest
 from twinpath.errors import InvalidRequest
-from twinpath.text import check_can_fit
+from twinpath.text import check_count
 
 
 class PromptEncoder:
@@ -50,7 +50,7 @@ class PromptEncoder:
 
     def _encode_prompt(self, prompt: str | list[Any]) -> list[int]:
         if isinstance(prompt, str):
-            check_can_fit(len(prompt), self._text.max_model_len, "prompt")
+            check_count([prompt], self._text.tokenizer.encode_prompt, self._text.max_model_len, "prompt")
             return self._text.tokenizer.encode_prompt(prompt)
         return self._sampling.check_token_ids(prompt, "prompt")
 

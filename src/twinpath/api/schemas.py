@@ -18,6 +18,7 @@ MAX_LOGIT_BIAS, MAX_STOPS, MAX_STOP_IDS, MAX_PROMPTS = 1024, 64, 256, 128
 MAX_CHOICES = 128
 #: Most characters of all stop strings together: they are compiled before the first token.
 MAX_STOP_CHARS = 4096
+MAX_SALT_CHARS = 512
 #: Most messages of a conversation, and most tool calls and most content parts of all its messages together: templates
 #: take about 0.1 ms for each.
 MAX_MESSAGES, MAX_TOOL_CALLS, MAX_PARTS = 10_000, 10_000, 10_000
@@ -40,6 +41,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Factor = Annotated[float, Meta(gt=0, le=100)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopK = Annotated[int, Meta(ge=-1, le=INT64_MAX)] | Annotated[float, Meta(ge=-1, lt=2.0**63, multiple_of=1)]
+#: Hashed on the event loop.
+CacheSalt = Annotated[str, Meta(max_length=MAX_SALT_CHARS)]
 StopText = Annotated[str, Meta(min_length=1)]
 Stops = StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
 
@@ -78,7 +81,7 @@ class SamplingFields(Struct, kw_only=True):
     stop_token_ids: Annotated[list[Count], Meta(max_length=MAX_STOP_IDS)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    cache_salt: str | None = None
+    cache_salt: CacheSalt | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
     #: Lower goes first, with `--policy priority` only.

@@ -26,6 +26,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "sse_keepalive": (0.1, 3600),
     "write_timeout": (0.1, 86_400),
     "watchdog_silent": (1, 86_400),
+    "trace_stalls_ms": (0, 60_000),
     "drain_timeout": (0, 86_400),
     "threads": (1, 1024),
     "page_size": (1, 4096),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from twinpath.gateway import Replica
     from twinpath.ipc.messages import Ready
     from twinpath.model.files import ModelFiles
+    from twinpath.telemetry.stalls import StallTracer
     from twinpath.text import TextModel
 
 #: How often the loading bar looks at the engine's progress.
@@ -96,7 +97,8 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
         from twinpath.api.app import build_app
         from twinpath.api.server import StoppableServer
 
-        server = StoppableServer(build_app(config, text, replica), config.http, drain=replica.drain)
+        tracer = trace_stalls(config.scheduler.trace_stalls_ms)
+        server = StoppableServer(build_app(config, text, replica, tracer=tracer), config.http, drain=replica.drain)
         serving = asyncio.create_task(server.serve([listener]))
         await view.follow_load(replica, starting, serving)
         if starting.done() and starting.exception() is None and replica.info is not None:
@@ -115,6 +117,18 @@ async def settle(starting: asyncio.Task[None], replica: Replica) -> None:
     """The engine is ready when its templates are. Raises: UserError, EngineError."""
     await starting
     await replica.holdings.settle()
+
+
+def trace_stalls(threshold_ms: float) -> StallTracer | None:
+    """Watch this event loop for as long as the process lives, if somebody wants to know."""
+    if not threshold_ms:
+        return None
+    from twinpath.telemetry.stalls import StallTracer
+
+    tracer = StallTracer(threshold_ms / 1e3)
+    tracer.watch_event_loop("http", asyncio.get_running_loop())
+    tracer.start()
+    return tracer
 
 
 def load_text_side(config: ServeConfig, files: ModelFiles) -> TextModel:

@@ -120,6 +120,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("reasoning_format", "serve", "reasoning_format", "How the model marks reasoning; auto, none or a name."),
     Setting("log_level", "serve", "log_level", "Least severe line that is logged."),
     Setting(
+        "trace_stalls_ms",
+        "scheduler",
+        "trace_stalls_ms",
+        "Log what holds up a loop for so many milliseconds; 0: off.",
+    ),
+    Setting(
         "watchdog_silent",
         "serve",
         "watchdog_silent_s",

@@ -194,6 +194,13 @@ class GrammarGauges(msgspec.Struct, frozen=True, array_like=True):
     num_closed_out: int = 0
 
 
+class StallGauges(msgspec.Struct, frozen=True, array_like=True):
+    """What held up the engine's loop, when it is traced."""
+
+    num_stalls: int = 0
+    worst_ms: float = 0.0
+
+
 class Gauges(msgspec.Struct, frozen=True, array_like=True):
     """Engine state for metrics and for leak checks."""
 
@@ -209,6 +216,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int = 0
     steps: int = 0
     deadlines: DeadlineGauges = DeadlineGauges()
+    stalls: StallGauges = StallGauges()
     memory: MemoryGauges = MemoryGauges()
     grammars: GrammarGauges = GrammarGauges()
 

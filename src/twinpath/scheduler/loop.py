@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from typing import Protocol
 
 from twinpath.contracts import Constraints, Engine
 from twinpath.errors import EngineError
@@ -22,6 +23,20 @@ _COLLECT_AFTER_IDLE_S = 0.05
 #: Prefill rows from which a step is long enough to be worth interrupting.
 _LONG_STEP_TOKENS = 16
 _WARM_UP_TOKENS = 24
+
+
+class Beat(Protocol):
+    """Who wants to know when the loop works."""
+
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+
+
+class NoBeat:
+    """Nobody."""
+
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
 
 
 class EngineLoop:
@@ -51,6 +66,8 @@ class EngineLoop:
         self._interruptible: tuple[tuple[str, int], ...] = ()
         self._num_turns = 0
         self._closing = False
+        #: Told whenever the loop begins to work and to wait.
+        self.beat: Beat = NoBeat()
 
     def run(self) -> None:
         """Serve until the gateway says Drain or goes away. An exception of the engine passes: the engine is lost."""
@@ -119,7 +136,9 @@ class EngineLoop:
             self._rest()
             return
         self._take_inbox()  # A cancellation read before its step could be interrupted is served here.
+        self.beat.end()
         result = self._engine.poll()
+        self.beat.begin()
         if result is not None:
             self._send(self._scheduler.commit(result))
 
@@ -142,7 +161,7 @@ class EngineLoop:
         """Wait for the next message; nothing is planned or outstanding."""
         if self._closing:
             return
-        message = self._inbox.wait(_COLLECT_AFTER_IDLE_S) if self._owns_process else self._wait_for_message()
+        message = self._wait(_COLLECT_AFTER_IDLE_S) if self._owns_process else self._wait_for_message()
         if message is None and self._grammars.has_ready:
             return
         if message is None and self._owns_process:
@@ -153,7 +172,13 @@ class EngineLoop:
 
     def _wait_for_message(self) -> ToEngine | None:
         """However long it takes; None when a session expired meanwhile, or somebody woke us."""
-        return self._inbox.wait(self._scheduler.memory.expire_sessions())
+        return self._wait(self._scheduler.memory.expire_sessions())
+
+    def _wait(self, timeout_s: float | None) -> ToEngine | None:
+        self.beat.end()
+        message = self._inbox.wait(timeout_s)
+        self.beat.begin()
+        return message
 
     def _handle(self, message: ToEngine) -> None:
         match message:

@@ -12,7 +12,7 @@ from twinpath.text.answer import AnswerFormat, answer_format
 from twinpath.text.chat_template import ChatTemplate
 from twinpath.text.control_text import ControlTextGuard
 from twinpath.text.detokenizer import Detokenizer
-from twinpath.text.length import check_can_fit
+from twinpath.text.length import check_can_fit, check_count
 from twinpath.text.messages import normalize
 from twinpath.text.template_traits import TemplateTraits
 from twinpath.text.tokenizer import Segment, Tokenizer
@@ -52,6 +52,9 @@ class TextModel:
         Raises: InvalidRequest with the template's text when it refuses the messages, or when there is no template;
         ContextOverflow when they cannot fit whatever their tokens are.
         """
+        # Templates show what messages say: no use rendering what is too long already.
+        contents = [content for message in messages if isinstance(content := message.get("content"), str)]
+        check_count(contents, self.tokenizer.encode, self.max_model_len, "messages")
         segments = self._render(messages, tools, add_generation_prompt, template_kwargs)
         check_can_fit(sum(len(segment.text) for segment in segments), self.max_model_len, "messages")
         return self.tokenizer.encode_segments(segments)
