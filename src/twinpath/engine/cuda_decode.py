@@ -63,6 +63,7 @@ class DecodeStep:
             buffers.attn_squares[:parts],
             buffers.borders,
             grain=StepTuning().split_grain,
+            least=StepTuning().least_split,
             pdl=self._pdl,
         )
         if persistent:

@@ -18,9 +18,9 @@ def build_persistent(
     if spec.sandwich_norms or spec.o_bias or not is_supported(shape, weights.embed.device, weights.embed.dtype):
         return None
     tensors = StepTensors(
-        head=weights.head,
         block_tables=buffers.block_tables,
         positions=buffers.positions,
+        borders=buffers.borders,
         residual=buffers.residual,
         projected=buffers.projected,
         attn_squares=buffers.attn_squares,
@@ -36,7 +36,7 @@ def build_persistent(
         arrivals=splits.arrivals,
         meetings=buffers.meetings,
     )
-    return PersistentStep(shape, _layer_tensors(weights, kv, buffers), tensors)
+    return PersistentStep(shape, _layer_tensors(weights, kv), weights.head, tensors)
 
 
 def step_shape(weights: PackedWeights, kv: KvPool, buffers: StepBuffers) -> StepShape:
@@ -56,12 +56,13 @@ def step_shape(weights: PackedWeights, kv: KvPool, buffers: StepBuffers) -> Step
         head_norms=spec.qk_norm,
         qkv_bias=spec.qkv_bias,
         num_splits=num_splits(spec),
+        num_windows=buffers.borders.shape[0],
         page_size=kv.page_size,
         max_batch=buffers.tokens.shape[0],
     )
 
 
-def _layer_tensors(weights: PackedWeights, kv: KvPool, buffers: StepBuffers) -> list[LayerTensors]:
+def _layer_tensors(weights: PackedWeights, kv: KvPool) -> list[LayerTensors]:
     spec, layers = weights.spec, weights.layers
     gains = [*(layer.attn_norm for layer in layers[1:]), weights.final_norm]
     tensors = []
@@ -81,7 +82,7 @@ def _layer_tensors(weights: PackedWeights, kv: KvPool, buffers: StepBuffers) -> 
                 rope=weights.rope_tables[spec.layer_rope[index]],
                 k=kv.k[index],
                 v=kv.v[index],
-                borders=buffers.borders[window_index(spec, index)],
+                window=window_index(spec, index),
             )
         )
     return tensors

@@ -27,6 +27,8 @@ class StepTuning:
     attention_tile: int = 64
     #: A split of the context is a multiple of so many tokens.
     split_grain: int = 16
+    #: Shorter splits cost more to merge than they save (H200, 8B at 1024 tokens: 8 splits beat 16 for 1 and 8 rows).
+    least_split: int = 128
     attention_warps: int = 4
     attention_stages: int = 2
     attention_prefetch: int = 0

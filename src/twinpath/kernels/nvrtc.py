@@ -62,6 +62,33 @@ class CudaKernel:
         _checked("cuLaunchKernel", launched)
 
 
+def tensor_map(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> list[int]:
+    """A tensor map (16 words) of 16-bit values, the innermost axis in lines of 128 bytes with the 128-byte swizzle.
+
+    Shapes: sizes and box per axis, innermost first; strides in elements, from the second axis on.
+    """
+    from cuda.bindings import driver
+
+    wide, narrow = driver.cuuint64_t, driver.cuuint32_t
+    encoded = _checked(
+        "cuTensorMapEncodeTiled",
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            len(sizes),
+            tensor.data_ptr(),
+            [wide(size) for size in sizes],
+            [wide(stride * tensor.element_size()) for stride in strides],
+            [narrow(size) for size in box],
+            [narrow(1) for _ in sizes],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+    )
+    return list(struct.unpack("<16q", ctypes.string_at(encoded.getPtr(), 128)))
+
+
 def _checked(call: str, result: tuple[Any, ...]) -> Any:
     """The call's value, if it has one."""
     if int(result[0]) != 0:

@@ -14,7 +14,7 @@ def _begin_step(
     tokens_ptr, positions_ptr, embed_ptr, gain_ptr, windows_ptr, residual_ptr, scaled_ptr, squares_ptr, borders_ptr,
     num_parts, embed_scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, B_MAX: tl.constexpr, PARTS: tl.constexpr, WINDOWS: tl.constexpr,
-    SPLITS: tl.constexpr, BORDERS: tl.constexpr, GRAIN: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, BORDERS: tl.constexpr, GRAIN: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
@@ -35,7 +35,7 @@ def _begin_step(
         window = tl.load(windows_ptr + w)
         first = tl.maximum(length - window, 0)
         blocks = (length - first + SPLITS * GRAIN - 1) // (SPLITS * GRAIN)
-        border = tl.minimum(first + index * blocks * GRAIN, length)
+        border = tl.minimum(first + index * tl.maximum(blocks * GRAIN, LEAST), length)
         border = tl.where(index == SPLITS, length, border)
         tl.store(borders_ptr + (w * B_MAX + row) * (SPLITS + 1) + index, border, mask=index <= SPLITS)
 
@@ -53,12 +53,13 @@ def begin_step(
     borders: torch.Tensor,
     *,
     grain: int,
+    least: int = 0,
     pdl: bool = False,
 ) -> None:
     """residual = embed[tokens] * scale; scaled and squares as of `linear_residual`; borders of equal splits.
 
-    A split is a multiple of `grain` tokens, as few as reach the end; it depends on the row's own length alone, so its
-    sums have one order in every batch.
+    A split is a multiple of `grain` tokens, as few as reach the end but `least` or more; that depends on the row's own
+    length alone, so its sums have one order in every batch.
 
     Shapes: tokens, positions int32 [B]; embed [vocab, hidden]; gain float32 [hidden]; windows int32 [W] (a large number
         for none); residual float32 and scaled [B, hidden]; squares float32 [parts, B_max]; borders int32
@@ -86,6 +87,7 @@ def begin_step(
         SPLITS=num_borders - 1,
         BORDERS=triton.next_power_of_2(num_borders),
         GRAIN=grain,
+        LEAST=least,
         PDL=pdl,
         num_warps=8,
         launch_pdl=pdl,

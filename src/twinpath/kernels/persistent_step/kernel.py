@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from twinpath.kernels.nvrtc import CudaKernel, compile_cuda
+from twinpath.kernels.nvrtc import CudaKernel, compile_cuda, tensor_map
 
 #: Columns of one `mma`: rows of the batch that a launch can take.
 MAX_BATCH = 8
@@ -20,6 +20,9 @@ _THREADS = 9 * 32
 _SHARED_BYTES = 227 * 1024
 _MAX_SPLITS = 32
 _MAX_GROUP = 8
+_SOURCES = ("primitives.cuh", "layout.cuh", "stream.cuh", "projection.cuh", "attention.cuh", "step.cu")
+#: Stages that may be on their way at a time.
+_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class StepShape:
     head_norms: bool
     qkv_bias: bool
     num_splits: int
+    num_windows: int
     page_size: int
     #: Rows that the buffers hold.
     max_batch: int
@@ -46,7 +50,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
-    """One layer, in the order of the kernel's struct. None where the model has no such tensor."""
+    """One layer. None where the model has no such tensor."""
 
     qkv: torch.Tensor
     o: torch.Tensor
@@ -61,20 +65,20 @@ class LayerTensors:
     rope: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    #: int32 [max_batch, splits + 1], of this layer's window.
-    borders: torch.Tensor
+    #: Which row of `borders` this layer reads.
+    window: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """Buffers of all layers, in the order of the kernel's struct; shapes as in `engine/cuda_decode.py`.
+    """Buffers of all layers, in the order of the kernel's struct; shapes as in `engine/cuda_buffers.py`.
 
     best, best_id: one entry per program for each row. meetings int32 [2], zero before the first launch.
     """
 
-    head: torch.Tensor
     block_tables: torch.Tensor
     positions: torch.Tensor
+    borders: torch.Tensor
     residual: torch.Tensor
     projected: torch.Tensor
     attn_squares: torch.Tensor
@@ -98,7 +102,11 @@ def tile_width(shape: StepShape) -> int | None:
         w for w in (1024, 512, 256) if not any(k % w for k in sums) and w * 8 // shape.head_dim >= shape.page_size
     ]
     even = shape.vocab_size % TILE_ROWS == 0 and shape.head_dim in (64, 128, 256)
-    small = shape.num_splits <= _MAX_SPLITS and shape.num_heads // shape.num_kv_heads <= _MAX_GROUP
+    small = (
+        shape.max_batch >= MAX_BATCH
+        and shape.num_splits <= _MAX_SPLITS
+        and shape.num_heads // shape.num_kv_heads <= _MAX_GROUP
+    )
     return widths[0] if widths and even and small and shape.page_size % 16 == 0 else None
 
 
@@ -112,15 +120,19 @@ def is_supported(shape: StepShape, device: torch.device, dtype: torch.dtype) -> 
 class PersistentStep:
     """One compiled model over one set of buffers. `launch` is one kernel; it may be captured."""
 
-    def __init__(self, shape: StepShape, layers: Sequence[LayerTensors], tensors: StepTensors) -> None:
+    def __init__(
+        self, shape: StepShape, layers: Sequence[LayerTensors], head: torch.Tensor, tensors: StepTensors
+    ) -> None:
         device = tensors.residual.device
         self.num_programs = torch.cuda.get_device_properties(device).multi_processor_count
-        macros, shared_bytes = step_macros(shape)
+        macros, shared_bytes = step_macros(shape, self.num_programs)
         self._kernel = CudaKernel(compile_cuda(step_source(), macros, "sm_90a"), "decode_step", shared_bytes)
-        rows = [[_address(getattr(layer, name)) for name in LayerTensors.__dataclass_fields__] for layer in layers]
-        self._table = torch.tensor(rows, dtype=torch.int64, device=device)
-        self._keep = (layers, tensors)
-        self._values = [self._table.data_ptr()]
+        width = int(macros["TILE_K"])
+        maps = [m for layer in layers for m in _layer_maps(layer, shape, width)] + [_weight_map(head, width)]
+        self._maps = torch.tensor(maps, dtype=torch.int64, device=device)
+        self._table = torch.tensor([_layer_row(layer) for layer in layers], dtype=torch.int64, device=device)
+        self._keep = (layers, head, tensors)
+        self._values = [self._table.data_ptr(), self._maps.data_ptr(), self._maps[-1].data_ptr()]
         self._values += [_address(getattr(tensors, name)) for name in StepTensors.__dataclass_fields__]
         self._max_pages = tensors.block_tables.shape[1]
 
@@ -131,15 +143,18 @@ class PersistentStep:
         self._kernel.launch(self.num_programs, _THREADS, [*self._values, batch, self._max_pages])
 
 
-def step_macros(shape: StepShape) -> tuple[dict[str, str], int]:
+def step_macros(shape: StepShape, num_programs: int) -> tuple[dict[str, str], int]:
     """Macros of `step.cu` and the bytes of shared memory: as many stages as fit."""
     width = tile_width(shape)
     if width is None:
         raise ValueError(f"the persistent step does not fit this model: {shape}")
     group = shape.num_heads // shape.num_kv_heads
-    stage_bytes = TILE_ROWS * (width * 2 + 64)
-    scratch_bytes = 4 * max(8 * group * (shape.head_dim + 2), 2 * 8 * 8 * 20)
-    num_stages = (_SHARED_BYTES - scratch_bytes - 1024) // stage_bytes
+    stage_bytes = TILE_ROWS * width * 2
+    # As in layout.cuh: sums of four tiles, or queries and new tokens of eight tasks with the sums of eight warps.
+    attention_bytes = 8 * (2 * (group + 2) * shape.head_dim + 4 * group * (shape.head_dim + 2))
+    table_bytes = 72 * shape.num_layers + 4 * 8 * shape.num_windows * (shape.num_splits + 1)
+    scratch_bytes = max(attention_bytes, 4 * 4 * 8 * 8 * 20) + table_bytes + 1024
+    num_stages = (_SHARED_BYTES - scratch_bytes) // stage_bytes
     macros = {
         "HIDDEN": shape.hidden_size,
         "INTER": shape.intermediate_size,
@@ -149,9 +164,12 @@ def step_macros(shape: StepShape) -> tuple[dict[str, str], int]:
         "VOCAB": shape.vocab_size,
         "LAYERS": shape.num_layers,
         "SPLITS": shape.num_splits,
+        "WINDOWS": shape.num_windows,
         "PAGE": shape.page_size,
         "TILE_K": width,
         "STAGES": num_stages,
+        "IN_FLIGHT": min(_IN_FLIGHT, num_stages),
+        "PROGRAMS": num_programs,
         "B_MAX": shape.max_batch,
         "EPS": f"{shape.norm_eps!r}f",
         "SCALE": f"{shape.attn_scale * 1.4426950408889634!r}f",
@@ -159,14 +177,43 @@ def step_macros(shape: StepShape) -> tuple[dict[str, str], int]:
         "HEAD_NORMS": int(shape.head_norms),
         "QKV_BIAS": int(shape.qkv_bias),
     }
-    return {name: str(value) for name, value in macros.items()}, num_stages * stage_bytes + scratch_bytes + 1024
+    return {name: str(value) for name, value in macros.items()}, num_stages * stage_bytes + scratch_bytes
 
 
 @cache
 def step_source() -> str:
-    """Both files as one text."""
+    """All files as one text: NVRTC sees no files."""
     folder = Path(__file__).parent
-    return "".join((folder / name).read_text(encoding="utf-8") for name in ("primitives.cuh", "step.cu"))
+    return "".join((folder / name).read_text(encoding="utf-8") for name in _SOURCES)
+
+
+def _weight_map(weight: torch.Tensor, width: int) -> list[int]:
+    """Boxes of 16 rows and `width` columns, [width / 64][16][64] in shared memory."""
+    rows, columns = weight.shape
+    return tensor_map(weight, (64, rows, columns // 64), (columns, 64), (64, TILE_ROWS, width // 64))
+
+
+def _layer_maps(layer: LayerTensors, shape: StepShape, width: int) -> list[list[int]]:
+    """Maps in the order of the kernel's struct. A gate box is 8 gates and their 8 ups; a page box one head's page."""
+    inner, hidden = shape.intermediate_size, shape.hidden_size
+    gate_up = tensor_map(
+        layer.gate_up,
+        (64, inner, 2, hidden // 64),
+        (hidden, inner * hidden, 64),
+        (64, TILE_ROWS // 2, 2, width // 64),
+    )
+    dim, lines = shape.head_dim, layer.k.numel() // shape.head_dim
+    pages = [
+        tensor_map(cache, (64, lines, dim // 64), (dim, 64), (64, shape.page_size, dim // 64))
+        for cache in (layer.k, layer.v)
+    ]
+    return [_weight_map(layer.qkv, width), _weight_map(layer.o, width), gate_up, _weight_map(layer.down, width), *pages]
+
+
+def _layer_row(layer: LayerTensors) -> list[int]:
+    """One layer of the kernel's table."""
+    tensors = (layer.qkv_bias, layer.mlp_gain, layer.next_gain, layer.q_gain, layer.k_gain, layer.rope)
+    return [*map(_address, tensors), layer.k.data_ptr(), layer.v.data_ptr(), layer.window]
 
 
 def _address(tensor: torch.Tensor | None) -> int:

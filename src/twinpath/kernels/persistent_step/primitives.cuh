@@ -41,12 +41,20 @@ __device__ __forceinline__ u64 read_once_policy() {
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// 16-byte aligned addresses and sizes.
-__device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u32 bar, u64 policy) {
+// One box of a tensor map to shared memory. One copy of 32 KiB costs no more issue time than one of 1 KiB: measured on
+// an H200, a multiprocessor starts a copy each 66 ns at best.
+__device__ __forceinline__ void copy_box(u32 to, const void* map, int x, int y, int z, u32 bar, u64 policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          to),
-      "l"(from), "r"(bytes), "r"(bar), "l"(policy)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void copy_box(u32 to, const void* map, int x, int y, int z, int w, u32 bar, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar), "l"(policy)
       : "memory");
 }
 
@@ -72,14 +80,25 @@ __device__ __forceinline__ uint4 load_shared(u32 address) {
   return v;
 }
 
-__device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ void store_shared(u32 address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+// Four 8 x 8 blocks of 16-bit values, transposed; lane l gives the address of row l % 8 of block l / 8.
+__device__ __forceinline__ uint4 load_transposed(u32 address) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
 // Round to nearest even; not for NaN.
 __device__ __forceinline__ u16 to_bf16(float x) {
   u32 bits = __float_as_uint(x);
   return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
-__device__ __forceinline__ float round_bf16(float x) { return __uint_as_float((u32)to_bf16(x) << 16); }
+__device__ __forceinline__ u32 to_bf16_pair(float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
 __device__ __forceinline__ float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -92,6 +111,14 @@ __device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// sums[8 of 16 x 8] += A[8 of 16 x 8] B[8 x 8]; the other eight rows of A are zero.
+__device__ __forceinline__ void multiply_half(float (&sums)[4], u32 a, u32 b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a), "r"(0), "r"(b));
 }
 
 __device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
