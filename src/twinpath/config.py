@@ -28,6 +28,8 @@ class HttpConfig:
     allowed_origins: tuple[str, ...] = ("*",)
     #: An SSE comment line is sent when nothing else was for this long: proxies cut silent streams at 50 s.
     sse_keepalive_s: float = 10.0
+    #: Port of the gRPC server on the same address, which needs the extra `twinpath[grpc]`; None: none.
+    grpc_port: int | None = None
     #: Memory for the conversations that `previous_response_id` goes on with; 0 keeps none.
     response_store_mb: int = 64
     #: Seconds a write to a slow reader may stall before the request is cancelled.

@@ -111,6 +111,10 @@ def load_tokens(settings: WorkerSettings) -> TextModel:
     from twinpath.model.files import files_at
     from twinpath.text import load_text
 
+    if settings.engine.kind == "scripted":
+        from twinpath.text.byte_model import byte_model
+
+        return byte_model()
     return load_text(files_at(settings.engine.model_path))
 
 

@@ -12,7 +12,16 @@ from twinpath.telemetry.logging import REQUESTS, RequestLine
 from twinpath.telemetry.metrics import ServerMetrics
 
 #: Known paths keep their name as a metric label; anything else a client makes up is "other".
-GENERATION_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+GENERATION_ROUTES = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/twinpath.v1.Generation/Generate",
+        "/twinpath.v1.Generation/Chat",
+    }
+)
 ROUTES = GENERATION_ROUTES | {
     "/v1/messages/count_tokens",
     "/tokenize",

@@ -113,6 +113,14 @@ async def serve(
         collector.stop()
 
 
+class Beside(Protocol):
+    """A server on the same loop that has no signals of its own."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse what is new, let the rest finish within `grace_s`, then end it. A second call may shorten that."""
+        ...
+
+
 class StoppableServer(uvicorn.Server):
     """uvicorn's server with our signals, limits and drain. `stop()` does what the first signal does."""
 
@@ -124,8 +132,11 @@ class StoppableServer(uvicorn.Server):
         on_ready: Callable[[], None] | None = None,
         drain: Drain | None = None,
         tick: Tick | None = None,
+        beside: Beside | None = None,
     ) -> None:
+        """`beside`: another protocol's server, which is drained and ended with this one."""
         super().__init__(_uvicorn_config(app, config))
+        self._beside = beside
         self._tick = tick
         self._http = config
         self._on_ready = on_ready
@@ -158,9 +169,22 @@ class StoppableServer(uvicorn.Server):
             connection.shutdown()
         if self.server_state.tasks:
             _log.info("draining %d request(s)", len(self.server_state.tasks))
+        beside = asyncio.ensure_future(self._stop_beside())
         await self._wait_for_exchanges()
         await self._end_exchanges()
+        await beside
         await self.lifespan.shutdown()
+
+    async def _stop_beside(self) -> None:
+        if self._beside is None:
+            return
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        stopping = asyncio.ensure_future(self._beside.stop(self._http.drain_timeout_s))
+        await asyncio.wait({hurry, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            await self._beside.stop(0.0)
+        hurry.cancel()
+        await stopping
 
     async def _wait_for_exchanges(self) -> None:
         """Until all are done, the drain time is over, or somebody is in a hurry."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import socket
 import sys
 import time
@@ -15,13 +16,15 @@ from rich.console import Console
 from twinpath.cli.display import download_bar, load_bar, settings_table, stderr_console
 from twinpath.cli.pinned import read_pinned
 from twinpath.cli.resolve import cache_dir, unread_settings, with_model
-from twinpath.config import ServeConfig
+from twinpath.config import HttpConfig, ServeConfig
+from twinpath.errors import UserError
 
 if TYPE_CHECKING:
+    from twinpath.api.app import Entrance
     from twinpath.gateway import Replica
     from twinpath.ipc.messages import Ready
     from twinpath.model.files import ModelFiles
-    from twinpath.telemetry.stalls import StallTracer
+    from twinpath.rpc.server import RpcServer
     from twinpath.text import TextModel
 
 #: How often the loading bar looks at the engine's progress.
@@ -44,9 +47,13 @@ class StartView:
                     report(replica.load.done, replica.load.total, replica.load.what or "loading")
                 await asyncio.wait({starting, stopped}, timeout=LOAD_POLL_S, return_when=asyncio.FIRST_COMPLETED)
 
-    def show_ready(self, config: ServeConfig, info: Ready, listener_name: tuple[str, int]) -> None:
+    def show_ready(
+        self, config: ServeConfig, info: Ready, listener_name: tuple[str, int], rpc_address: str | None
+    ) -> None:
         if config.log_level in ("debug", "info"):
             self.console.print(settings_table(config, info, self._origins))
+        if rpc_address:
+            self.console.print(f"gRPC on {rpc_address}", markup=False)
         host, port = listener_name
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.console.print(f"ready on http://{where} ({time.monotonic() - self._began_s:.1f} s)", markup=False)
@@ -62,6 +69,7 @@ def run_server(config: ServeConfig, origins: Mapping[str, str]) -> int:
     for name in sorted(unread_settings(config.engine) & {name for name, origin in origins.items() if origin}):
         flag = name.replace("_", "-")
         print(f"twinpath: --{flag} has no effect with the {config.engine.kind} engine", file=sys.stderr)
+    check_rpc(config.http)
     # First of all: a taken port should not be found out after a download.
     with bind(config.http) as listener:
         files = fetch(config, view.console)
@@ -94,15 +102,16 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
         replica.holdings.preset(pinned)
         starting = asyncio.create_task(settle(starting, replica))
 
-        from twinpath.api.app import build_app
+        from twinpath.api.app import build_entrance
         from twinpath.api.server import StoppableServer
 
-        tracer = trace_stalls(config.scheduler.trace_stalls_ms)
-        server = StoppableServer(build_app(config, text, replica, tracer=tracer), config.http, drain=replica.drain)
+        entrance = build_entrance(config, text, replica)
+        rpc = await start_rpc(entrance, config.http)
+        server = StoppableServer(entrance.app, config.http, drain=replica.drain, beside=rpc)
         serving = asyncio.create_task(server.serve([listener]))
         await view.follow_load(replica, starting, serving)
         if starting.done() and starting.exception() is None and replica.info is not None:
-            view.show_ready(config, replica.info, address)
+            view.show_ready(config, replica.info, address, rpc and rpc.address)
         elif not serving.done():
             server.stop()
         await serving
@@ -113,22 +122,28 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
         await replica.stop()
 
 
+def check_rpc(config: HttpConfig) -> None:
+    """Raises: UserError when gRPC is asked for and not installed."""
+    if config.grpc_port is not None and importlib.util.find_spec("grpc") is None:
+        raise UserError("--grpc-port needs grpcio: pip install 'twinpath[grpc]'")
+
+
+async def start_rpc(entrance: Entrance, config: HttpConfig) -> RpcServer | None:
+    """The gRPC server, listening, where one is asked for. Raises: UserError."""
+    if config.grpc_port is None:
+        return None
+    from twinpath.rpc.server import RpcServer
+
+    server = RpcServer(entrance, config)
+    server.bind(config.host, config.grpc_port)
+    await server.start()
+    return server
+
+
 async def settle(starting: asyncio.Task[None], replica: Replica) -> None:
     """The engine is ready when its templates are. Raises: UserError, EngineError."""
     await starting
     await replica.holdings.settle()
-
-
-def trace_stalls(threshold_ms: float) -> StallTracer | None:
-    """Watch this event loop for as long as the process lives, if somebody wants to know."""
-    if not threshold_ms:
-        return None
-    from twinpath.telemetry.stalls import StallTracer
-
-    tracer = StallTracer(threshold_ms / 1e3)
-    tracer.watch_event_loop("http", asyncio.get_running_loop())
-    tracer.start()
-    return tracer
 
 
 def load_text_side(config: ServeConfig, files: ModelFiles) -> TextModel:
