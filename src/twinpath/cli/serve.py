@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from twinpath.ipc.messages import Ready
     from twinpath.model.files import ModelFiles
     from twinpath.rpc.server import RpcServer
+    from twinpath.telemetry.stalls import StallTracer
     from twinpath.text import TextModel
 
 #: How often the loading bar looks at the engine's progress.
@@ -105,7 +106,8 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
         from twinpath.api.app import build_entrance
         from twinpath.api.server import StoppableServer
 
-        entrance = build_entrance(config, text, replica)
+        tracer = trace_stalls(config.scheduler.trace_stalls_ms)
+        entrance = build_entrance(config, text, replica, tracer=tracer)
         rpc = await start_rpc(entrance, config.http)
         server = StoppableServer(entrance.app, config.http, drain=replica.drain, beside=rpc)
         serving = asyncio.create_task(server.serve([listener]))
@@ -144,6 +146,18 @@ async def settle(starting: asyncio.Task[None], replica: Replica) -> None:
     """The engine is ready when its templates are. Raises: UserError, EngineError."""
     await starting
     await replica.holdings.settle()
+
+
+def trace_stalls(threshold_ms: float) -> StallTracer | None:
+    """Watch this event loop for as long as the process lives, if somebody wants to know."""
+    if not threshold_ms:
+        return None
+    from twinpath.telemetry.stalls import StallTracer
+
+    tracer = StallTracer(threshold_ms / 1e3)
+    tracer.watch_event_loop("http", asyncio.get_running_loop())
+    tracer.start()
+    return tracer
 
 
 def load_text_side(config: ServeConfig, files: ModelFiles) -> TextModel:
