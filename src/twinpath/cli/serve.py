@@ -113,7 +113,7 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
         serving = asyncio.create_task(server.serve([listener]))
         await view.follow_load(replica, starting, serving)
         if starting.done() and starting.exception() is None and replica.info is not None:
-            view.show_ready(config, replica.info, address, rpc and rpc.address)
+            view.show_ready(config, replica.info, address, rpc.address if rpc else None)
         elif not serving.done():
             server.stop()
         await serving
