@@ -12,6 +12,7 @@ from api.live_server import LiveServer, Setup, live_server
 from api.streams import both, stream
 from api.test_messages import rendered
 from text.answer.samples import SAMPLES, Sample
+from text.answer.samples import TOOLS as SAMPLE_TOOLS
 from twinpath.engine.scripted import Script, ScriptedShape
 
 SUM: dict[str, Any] = {
@@ -162,7 +163,8 @@ def test_legacy_functions_are_accepted(server: LiveServer) -> None:
 def test_every_format_over_http(sample: Sample) -> None:
     scripted = Script(text=sample.text, chunks=(1, 3, 2))
     with live_server(Setup(default=scripted, tool_format=sample.format)) as server:
-        _, whole = both(server, "go", tools=TOOLS)
+        tools = [{"type": "function", "function": {"name": n, "parameters": s}} for n, s in SAMPLE_TOOLS.items()]
+        _, whole = both(server, "go", tools=tools)
         message = whole["choices"][0]["message"]
         made = [(c["function"]["name"], c["function"]["arguments"]) for c in message["tool_calls"]]
         assert (message["content"] or "", tuple(made)) == (sample.content, sample.calls)

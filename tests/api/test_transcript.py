@@ -31,7 +31,7 @@ class Outcome:
 
 def run(token_ids: list[int], cuts: list[int], stops: list[str], *, parsed: bool, max_calls: int | None) -> Outcome:
     ids = (f"id{index}" for index in itertools.count())
-    parser = ANSWERS.parser(tool_names={"f"}, max_calls=max_calls, new_id=lambda: next(ids)) if parsed else None
+    parser = ANSWERS.parser(tools={"f": {}}, max_calls=max_calls, new_id=lambda: next(ids)) if parsed else None
     transcript = Transcript(MODEL.detokenizer(), StopSet(stops), parser, end_ids=(END_ID,), min_tokens=0)
     parts, texts, num_used, ended = [], [], 0, False
     for start, end in itertools.pairwise([0, *cuts, len(token_ids)]):

@@ -76,7 +76,7 @@ def test_the_parser_reads_what_the_template_writes(family: str, turn: dict[str, 
     prompt = text.render_chat([QUESTION], tools=TOOLS)
     opening = prompt[len(before) :].removesuffix("<think>\n").removesuffix("</think>")
     answer = after[len(before) :].removeprefix(opening).removesuffix(FAMILIES[family][2])
-    parser = text.answers.parser(tool_names=["file_read", "file_write"])
+    parser = text.answers.parser(tools={"file_read": {}, "file_write": {}})
     message = Message.of([part for character in answer for part in parser.push(character)] + parser.finish())
     assert message.content == "" and message.reasoning == ""
     expected = [(call["function"]["name"], call["function"]["arguments"]) for call in turn["tool_calls"]]

@@ -35,7 +35,7 @@ def test_marks_that_are_control_tokens_reach_the_parser() -> None:
     answer = '[THINK]Hm.[/THINK]I look.[TOOL_CALLS]sum[ARGS]{}[INST][TOOL_CALLS]sum[ARGS]{"a": 1}'
     ids = text.tokenizer.encode_prompt(answer)
     assert sum(token_id >= 256 for token_id in ids) == 7
-    detokenizer, parser = text.answer_detokenizer(), text.answers.parser(tool_names={"sum"}, new_id=lambda: "id")
+    detokenizer, parser = text.answer_detokenizer(), text.answers.parser(tools={"sum": {}}, new_id=lambda: "id")
     parts = [part for token_id in ids for part in parser.push(detokenizer.push([token_id]))] + parser.finish()
     calls = (MessageCall("id", "sum", "{}"), MessageCall("id", "sum", '{"a": 1}'))
     assert Message.of(parts) == Message("I look.", "Hm.", calls)

@@ -15,6 +15,7 @@ from twinpath.api.completions import Completions
 from twinpath.api.deadline_metrics import watch_deadlines, watch_stalls
 from twinpath.api.deadlines import ServiceDesk
 from twinpath.api.generation import Door
+from twinpath.api.grammars import Grammars
 from twinpath.api.identity import KeyRing
 from twinpath.api.memory_metrics import watch_memory
 from twinpath.api.middleware import Auth, Cors, Errors, Exchanges
@@ -102,6 +103,7 @@ def _door(config: ServeConfig, text: TextModel, replica: Replica) -> Door:
         prompts=PromptEncoder(text, sampling, offload),
         offload=offload,
         desk=ServiceDesk(config.slo),
+        grammars=Grammars(offload),
     )
 
 

@@ -10,9 +10,13 @@ from twinpath.api.generation import Ask, Door, new_id
 from twinpath.api.normalize import logprobs_of, stops_of
 from twinpath.api.schemas import ChatCompletionRequest
 from twinpath.api.tool_fields import ToolUse, tool_use
+from twinpath.api.tool_grammar import tools_grammar
 from twinpath.api.turn import Turn
-from twinpath.errors import InvalidRequest
-from twinpath.text.answer import AnswerParser
+from twinpath.text.answer import NO_TOOLS, AnswerParser
+from twinpath.types import Grammar
+
+#: Characters that take as long to handle as a usual tool's schema takes to prepare.
+_SCHEMA_SIZE = 1000
 
 
 async def open_turn(
@@ -37,12 +41,11 @@ async def open_turns(
     exchange = Exchange.of(scope)
     num_top, stops = logprobs_of(fields), stops_of(fields)
     prompt_ids, use = await open_prompt(door, exchange, fields)
-    if use is not None and use.required:
-        raise InvalidRequest("'tool_choice' demands a call, which this server cannot yet enforce.", param="tool_choice")
+    grammar = await _grammar(door, use, prompt_ids)
     sampling = door.sampling.params(fields, room=door.room_after(prompt_ids, param), logprobs=num_top)
     return open_choices(
         door,
-        Ask(scope, exchange, fields, stops),
+        Ask(scope, exchange, fields, stops, grammar),
         prompt_ids,
         sampling,
         call_id=request_id,
@@ -63,13 +66,27 @@ async def open_prompt(
     return await door.prompts.chat(fields, exchange.num_body_bytes, use.prompt_tools() if use else ()), use
 
 
+async def _grammar(door: Door, use: ToolUse | None, prompt_ids: list[int]) -> Grammar | None:
+    if use is None:
+        return None
+    is_open = door.text.opens_reasoning(prompt_ids)
+    # Schemas are walked, which takes longer than decoding them did.
+    num_schemas = sum(tool.parameters is not None for tool in use.callable) if use.is_bound else 0
+    grammar = await door.offload.run(
+        num_schemas * _SCHEMA_SIZE, lambda: tools_grammar(use, door.text.answers, reasoning_open=is_open)
+    )
+    if grammar is not None:
+        await door.grammars.check(grammar, "tools")
+    return grammar
+
+
 def _parser(door: Door, use: ToolUse | None, prompt_ids: list[int]) -> AnswerParser | None:
     """None where the answer can only be content, which then needs no look at its characters."""
     answers = door.text.answers
     if use is None and answers.reasoning is None:
         return None
     return answers.parser(
-        tool_names=use.names if use else (),
+        tools=use.schemas if use else NO_TOOLS,
         max_calls=use.max_calls if use else None,
         reasoning_open=door.text.opens_reasoning(prompt_ids),
     )

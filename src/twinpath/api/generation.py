@@ -16,6 +16,7 @@ from twinpath.api.body import check_content_type, decode_body, read_body
 from twinpath.api.client_watch import ClientWatch
 from twinpath.api.deadlines import ServiceDesk
 from twinpath.api.exchange import Exchange
+from twinpath.api.grammars import Grammars
 from twinpath.api.identity import session_name
 from twinpath.api.normalize import SamplingDoor, check_prompt_fits, check_served
 from twinpath.api.offload import Offload
@@ -29,7 +30,7 @@ from twinpath.config import HttpConfig
 from twinpath.errors import ModelNotFound, Overloaded, RequestError
 from twinpath.text import StopSet
 from twinpath.text.answer import AnswerParser
-from twinpath.types import Request, SamplingParams
+from twinpath.types import Grammar, Request, SamplingParams
 
 B = TypeVar("B")
 F = TypeVar("F", bound=SamplingFields)
@@ -47,6 +48,8 @@ class Ask:
     fields: SamplingFields
     #: Shared by all prompts of the call.
     stops: StopSet
+    #: What every answer must be a word of; checked.
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class Door:
     prompts: PromptEncoder
     offload: Offload
     desk: ServiceDesk
+    grammars: Grammars
 
     def watch(self, receive: Receive, send: Send) -> ClientWatch:
         return ClientWatch(
@@ -122,6 +126,7 @@ class Door:
             request_id=request_id,
             prompt_ids=prompt_ids,
             sampling=sampling,
+            grammar=ask.grammar,
             follows=follows,
             cache_salt=caller.cache_salt(ask.fields.cache_salt),
             session=caller.session_key(name),

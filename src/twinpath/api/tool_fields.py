@@ -39,8 +39,14 @@ class ToolUse:
     max_calls: int | None
 
     @property
-    def names(self) -> list[str]:
-        return [function.name for function in self.callable]
+    def is_bound(self) -> bool:
+        """Whether a grammar holds the answer: a call is demanded, or a tool is strict."""
+        return self.required or any(function.strict for function in self.callable)
+
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Of the arguments of those that may be called."""
+        return {function.name: function.parameters or {} for function in self.callable}
 
     def prompt_tools(self) -> list[dict[str, Any]]:
         """The tools as chat templates expect them: every key there, so that none has to ask."""

@@ -2,18 +2,24 @@
 
 Sources: Qwen 2.5 and 3 chat templates (hermes); SmolLM2-1.7B-Instruct's model card (smollm2); Llama 3.1 prompt format
 page (llama3_json) and Llama 3.2's and 4's (pythonic); mistral-common's instruct tokenisers v3 and v11 (mistral);
-DeepSeek V3-0324, R1-0528 and V3.1 chat templates (deepseek); Kimi K2's tool_call_guidance (kimi_k2); Phi-4-mini's chat
-template (tool_call_list).
+DeepSeek V3-0324, R1-0528 and V3.1 chat templates (deepseek); Qwen3-Coder's (qwen3_xml) and GLM-4.5's (glm45); Kimi K2's
+tool_call_guidance (kimi_k2); Phi-4-mini's chat template (tool_call_list).
 """
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with wide bars)
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from twinpath.text.answer import Message, MessageCall
 
-TOOLS = ("sum", "file_write", "get.weather-now")
+_TEXT = {"type": "string"}
+TOOLS: dict[str, dict[str, Any]] = {
+    "sum": {"type": "object", "properties": {"n1": {"type": "integer"}}},
+    "file_write": {"properties": {"path": _TEXT, "text": _TEXT, "mode": {"enum": ["1", "2"]}}},
+    "get.weather-now": {},
+}
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,29 @@ SAMPLES = (
         "I look.",
         (_SUM, ("get.weather-now", "{}")),
     ),
+    Sample(
+        "qwen3_xml",
+        'I write.\n<tool_call>\n<function=file_write>\n<parameter=path>\nC:\\x "é"\n</parameter>\n<parameter=text>\n\n'
+        "  if a < b:\n    </par>\n\n</parameter>\n<parameter=mode>\n1\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=sum>\n<parameter=n1>\n2\n</parameter>\n<parameter=n2>\n[1, {}]\n</parameter>\n"
+        "<parameter=n3>\nTrue\n</parameter>\n<parameter=n4>\n01 a\n</parameter>\n</function>\n</tool_call>",
+        "I write.",
+        (
+            ("file_write", '{"path": "C:\\\\x \\"é\\"", "text": "\\n  if a < b:\\n    </par>\\n", "mode": "1"}'),
+            ("sum", '{"n1": 2, "n2": [1, {}], "n3": true, "n4": "01 a"}'),
+        ),
+    ),
+    Sample("qwen3_xml", '<tool_call>\n{"name": "sum", "arguments": {"n1": 2, "n2": 2}}\n</tool_call>', "", (_SUM,)),
+    Sample("qwen3_xml", "<tool_call><function=sum></function></tool_call>", "", (("sum", "{}"),)),
+    Sample("qwen3_xml", "<tool_call><function=file_write><parameter=path>\na", "", (("file_write", '{"path": "a'),)),
+    Sample(
+        "glm45",
+        "<tool_call>file_write\n<arg_key>path</arg_key>\n<arg_value>a\n</arg_value>\n<arg_key>n</arg_key>\n"
+        "<arg_value>null</arg_value>\n</tool_call>",
+        "",
+        (("file_write", '{"path": "a\\n", "n": null}'),),
+    ),
+    Sample("glm45", '<tool_call>{"name": "sum", "arguments": {"n1": 2, "n2": 2}}</tool_call>', "", (_SUM,)),
     Sample(
         "tool_call_list",
         '<|tool_call|>[{"name": "sum", "arguments": {"n1": 2, "n2": 2}}]<|/tool_call|>',

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,11 +43,9 @@ _SCRAPS = sorted(
 )
 
 
-def parser(name: str, max_calls: int | None = None, tools: tuple[str, ...] = TOOLS) -> AnswerParser:
+def parser(name: str, max_calls: int | None = None, tools: Mapping[str, Mapping[str, Any]] = TOOLS) -> AnswerParser:
     ids = (f"id{index}" for index in itertools.count())
-    return AnswerFormat(TOOL_FORMATS[name], None).parser(
-        tool_names=tools, max_calls=max_calls, new_id=lambda: next(ids)
-    )
+    return AnswerFormat(TOOL_FORMATS[name], None).parser(tools=tools, max_calls=max_calls, new_id=lambda: next(ids))
 
 
 def feed(parser: AnswerParser, pieces: Iterator[str] | list[str]) -> list[Part]:
@@ -138,4 +137,16 @@ def test_no_more_calls_than_wanted() -> None:
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
 def test_without_tools_markup_is_text(name: str) -> None:
     for sample in (sample for sample in SAMPLES if sample.format == name):
-        assert Message.of(feed(parser(name, tools=()), list(sample.text))) == Message(sample.text, "", ())
+        assert Message.of(feed(parser(name, tools={}), list(sample.text))) == Message(sample.text, "", ())
+
+
+def test_tagged_text_goes_out_as_it_comes_and_other_values_when_they_end() -> None:
+    feeder = parser("qwen3_xml")
+    feeder.push("<tool_call>\n<function=file_write>\n<parameter=path>\n")
+    for character in 'a "b" < c':
+        quoted = {'"': '\\"'}.get(character, character)
+        # A tag may begin with it.
+        assert character == "<" or feeder.push(character)[-1].text.endswith(quoted)  # type: ignore[union-attr]
+    feeder.push("\n</parameter>\n<parameter=n1>\n")
+    assert feeder.push("12") == []
+    assert feeder.push("\n</parameter>") == [ToolArgumentsDelta(0, "12")]

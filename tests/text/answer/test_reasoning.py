@@ -15,7 +15,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 def parser(name: str = "think", *, is_open: bool = False) -> AnswerParser:
     form = AnswerFormat(TOOL_FORMATS["hermes"], REASONING_FORMATS[name])
-    return form.parser(tool_names={"f"}, reasoning_open=is_open, new_id=lambda: "id")
+    return form.parser(tools={"f": {}}, reasoning_open=is_open, new_id=lambda: "id")
 
 
 def read(text: str, name: str = "think", *, is_open: bool = False) -> Message:

@@ -27,7 +27,7 @@ def test_the_parser_reads_what_the_structure_spells(name: str, num_calls: int) -
     calls = [branch.begin + arguments + branch.end for branch, arguments in zip(used, ARGUMENTS, strict=False)]
     text = structure.opening + structure.separator.join(calls) + structure.closing
     assert text.startswith(structure.trigger) and structure.trigger
-    parser = AnswerFormat(TOOL_FORMATS[name], None).parser(tool_names=[tool["name"] for tool in TOOLS])
+    parser = AnswerFormat(TOOL_FORMATS[name], None).parser(tools={tool["name"]: {} for tool in TOOLS})
     message = Message.of([part for character in text for part in parser.push(character)] + parser.finish())
     assert (message.content, message.reasoning) == ("", "")
     expected = list(zip([branch.name for branch in used], ARGUMENTS, strict=False))
@@ -55,6 +55,8 @@ TEMPLATES = {
     "deepseek_v31": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>'}}",  # noqa: RUF001
     "kimi_k2": "<|tool_calls_section_begin|>{%- for call in calls -%}<|tool_call_begin|>{{ call['id'] }}",
     "tool_call_list": "{{ '<|tool_call|>' + message['tool_calls'] | tojson + '<|/tool_call|>' }}",
+    "qwen3_xml": "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}",
+    "glm45": "<tool_call>{{ tc.name }}\n<arg_key>{{ k }}</arg_key>",
     "smollm2": "{{ '<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face' }}",
     "json": "{% for m in messages %}{{ m.content }}{% endfor %}",
 }

@@ -9,12 +9,13 @@ May import: chat_template, errors. Never: api, engine, tokenisers (special token
 from twinpath.text.answer.choose import answer_format
 from twinpath.text.answer.formats import TOOL_FORMATS, ToolFormat
 from twinpath.text.answer.message import Message, MessageCall
-from twinpath.text.answer.parser import AnswerFormat, AnswerParser
+from twinpath.text.answer.parser import NO_TOOLS, AnswerFormat, AnswerParser
 from twinpath.text.answer.parts import Part, ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolCallEnd, ToolCallStart
 from twinpath.text.answer.reasoning import REASONING_FORMATS, ReasoningMarkers
 from twinpath.text.answer.structure import CallBranch, CallStructure
 
 __all__ = [
+    "NO_TOOLS",
     "REASONING_FORMATS",
     "TOOL_FORMATS",
     "AnswerFormat",

@@ -19,6 +19,8 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((PYTHON_START,), "pythonic"),
     (("func_name1(params_name1=params_value1",), "pythonic"),
     (("<tool_call>[",), "smollm2"),
+    (("<tool_call>", "<function="), "qwen3_xml"),
+    (("<tool_call>", "<arg_key>"), "glm45"),
     (("<tool_call>",), "hermes"),
     ((PYTHON_TAG,), "llama3_json"),
     (('"parameters": dictionary of argument name',), "llama3_json"),

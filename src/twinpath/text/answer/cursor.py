@@ -91,21 +91,24 @@ class Cursor:
             self._at += 1
         return "".join(taken)
 
-    def text_before(self, marks: Sequence[str], emit: Emit) -> Generator[None, None, str | None]:
+    def text_before(
+        self, marks: Sequence[str], emit: Emit, *, keep_blanks: bool = False
+    ) -> Generator[None, None, str | None]:
         """Emit text up to the first of `marks` and return that one, not passed yet; None when the text ends before one.
 
-        No mark may be another one's beginning. White space directly before a mark is not emitted; so it waits, and so
-        does what may become a mark.
+        No mark may be another one's beginning. What may become a mark waits. White space directly before a mark is not
+        emitted, and so waits too, unless it is to be kept.
         """
+        strip = bool(marks) and not keep_blanks
         while True:
             found, start = _first(self._text, self._at, marks)
             if found is not None:
-                self._emit_to(start, emit, strip=True)
+                self._emit_to(start, emit, strip=strip)
                 return found
             if self.closed:
                 self._emit_to(len(self._text), emit, strip=False)
                 return None
-            self._emit_to(self._safe_end(marks), emit, strip=bool(marks))
+            self._emit_to(self._safe_end(marks), emit, strip=strip)
             yield
 
     def pass_mark(self, mark: str, emit: Emit | None = None) -> None:

@@ -15,6 +15,7 @@ from twinpath.text.answer.marked_calls import MarkedCalls
 from twinpath.text.answer.output import Output
 from twinpath.text.answer.pythonic import Pythonic
 from twinpath.text.answer.structure import NAME, CallShape
+from twinpath.text.answer.tagged_parameters import read_glm, read_qwen
 
 PYTHON_TAG = "<|python_tag|>"
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
@@ -80,6 +81,10 @@ _deepseek = MarkedCalls(
     (marked.DEEPSEEK_SEPARATOR,),
     marked.read_deepseek,
 )
+_qwen_xml = MarkedCalls("<tool_call>", ("</tool_call>",), (), read_qwen)
+_glm = MarkedCalls(
+    "<tool_call>", ("</tool_call>",), ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"), read_glm
+)
 _kimi = MarkedCalls(
     marked.KIMI_CALL,
     (marked.KIMI_SECTION, marked.KIMI_SECTION_END, marked.KIMI_CALL_END),
@@ -92,6 +97,9 @@ TOOL_FORMATS = {
     for tool_format in (
         # Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3.
         ToolFormat("hermes", TaggedJson("<tool_call>", "</tool_call>"), _tagged("<tool_call>", "</tool_call>")),
+        # Qwen 3 Coder, Qwen 3.5; GLM 4.5. Demanded calls are JSON in the same tags, which their parsers read as well.
+        ToolFormat("qwen3_xml", _qwen_xml, _tagged("<tool_call>", "</tool_call>")),
+        ToolFormat("glm45", _glm, _tagged("<tool_call>", "</tool_call>")),
         # SmolLM2 Instruct: one list in the tags.
         ToolFormat(
             "smollm2",

@@ -23,7 +23,7 @@ _MAX_NAME_CHARS = 400
 
 @dataclass(frozen=True, slots=True)
 class MarkedCalls:
-    """Calls that `begin` announces, one each. `frame`: marks around them that say nothing more; `inner`: marks inside.
+    """Calls that `begin` announces. `frame`: marks around them that say nothing more; `inner`: marks inside.
 
     `read` reads what follows `begin`: False, with nothing put out, when it is no call; then it is text.
     """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from twinpath.text.answer.parts import Part, ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolCallEnd, ToolCallStart
 
@@ -10,11 +11,15 @@ from twinpath.text.answer.parts import Part, ReasoningDelta, TextDelta, ToolArgu
 class Output:
     """Parts of one answer, numbered and joined; `take` empties it.
 
-    `tool_names`: what a call without markup of its own must name to be one. `max_calls`: None is no limit.
+    `tools`: schemas of their arguments by name; a call without markup of its own must name one of them. `max_calls`:
+    None is no limit.
     """
 
-    def __init__(self, tool_names: frozenset[str], max_calls: int | None, new_id: Callable[[], str]) -> None:
-        self.tool_names = tool_names
+    def __init__(
+        self, tools: Mapping[str, Mapping[str, Any]], max_calls: int | None, new_id: Callable[[], str]
+    ) -> None:
+        self.tool_names = frozenset(tools)
+        self._tools = tools
         self.num_calls = 0
         #: The text so far ends inside reasoning.
         self.in_reasoning = False
@@ -30,6 +35,11 @@ class Output:
     def is_full(self) -> bool:
         """As many calls as the caller wants are complete."""
         return self._max_calls is not None and self.num_calls >= self._max_calls
+
+    def properties_of(self, name: str) -> Mapping[str, Any]:
+        """Schemas of a tool's parameters, where they are listed."""
+        properties = self._tools.get(name, {}).get("properties")
+        return properties if isinstance(properties, Mapping) else {}
 
     def take(self) -> list[Part]:
         parts, self._parts = self._parts, []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from twinpath.text.answer.cursor import Cursor, Steps
 from twinpath.text.answer.formats import ToolFormat
 from twinpath.text.answer.output import Output
 from twinpath.text.answer.parts import Part
 from twinpath.text.answer.reasoning import ReasoningMarkers
+
+NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
 
 
 def new_call_id() -> str:
@@ -35,14 +38,15 @@ class AnswerFormat:
     def parser(
         self,
         *,
-        tool_names: Collection[str] = (),
+        tools: Mapping[str, Mapping[str, Any]] = NO_TOOLS,
         max_calls: int | None = None,
         reasoning_open: bool = False,
         new_id: Callable[[], str] = new_call_id,
     ) -> AnswerParser:
-        """For one answer. `tool_names`: when empty, nothing is a call. `reasoning_open`: the prompt ends inside."""
-        output = Output(frozenset(tool_names), max_calls, new_id)
-        return AnswerParser(self.reasoning, self.tools if tool_names else None, output, reasoning_open)
+        """For one answer. `tools`: schemas of their arguments by name; when empty, nothing is a call.
+        `reasoning_open`: the prompt ends inside."""
+        output = Output(tools, max_calls, new_id)
+        return AnswerParser(self.reasoning, self.tools if tools else None, output, reasoning_open)
 
 
 class AnswerParser:
