@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from twinpath.engine.scripted import END_ID, Script, ScriptedEngine, ScriptedShape, ScriptFile
 from twinpath.scheduler import CostModel, LaneSettings, MemorySettings, Scheduler, SchedulerLimits, make_policy
 from twinpath.types import AdmittedEvent, ErrorEvent, Event, FinishEvent, Request, SamplingParams, TokensEvent
 
 SERVICE_FIELDS = {"ttft_target_ms", "tpot_target_ms", "weight", "priority", "arrival_s"}
+SERVICE_FIELDS |= {"session", "session_name", "tenant"}
 
 
 def make_request(request_id: str, prompt: bytes | str, max_tokens: int = 64, **settings: object) -> Request:
@@ -29,7 +31,7 @@ class Bench:
         *scripts: Script,
         max_num_seqs: int = 8,
         step_tokens: int = 64,
-        prefix_caching: bool = True,
+        memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
         lanes: LaneSettings | None = None,
         cost: CostModel | None = None,
         policy: str = "fcfs",
@@ -37,12 +39,14 @@ class Bench:
     ) -> None:
         script = ScriptFile(scripts=scripts, engine=ScriptedShape(**shape))  # type: ignore[arg-type]
         self.engine = ScriptedEngine(script, keep_plans=True)
-        limits = SchedulerLimits(max_num_seqs, step_tokens, MemorySettings(prefix_caching), lanes)
+        limits = SchedulerLimits(max_num_seqs, step_tokens, memory, lanes)
         self.now_s = 0.0
         self.scheduler = Scheduler(
             self.engine.info, limits, make_policy(policy), clock=lambda: self.now_s, cost=cost or CostModel()
         )
         self.told: dict[str, list[Event]] = defaultdict(list)
+        #: Sees events first, and may keep some.
+        self.on_events: Callable[[list[Event]], list[Event]] = lambda events: events
 
     def add(self, *requests: Request) -> None:
         for request in requests:
@@ -97,5 +101,5 @@ class Bench:
         return event
 
     def _note(self, events: list[Event]) -> None:
-        for event in events:
+        for event in self.on_events(events):
             self.told[event.request_id].append(event)

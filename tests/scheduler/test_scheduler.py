@@ -6,6 +6,7 @@ import pytest
 
 from scheduler.stepping import Bench, make_request
 from twinpath.engine.scripted import END_ID, Script
+from twinpath.scheduler import MemorySettings
 from twinpath.types import PENDING_TOKEN, ErrorEvent, FinishReason, StepPlan, TokensEvent
 
 LONG = Script(match="long", text="abcdefghij" * 20)
@@ -204,7 +205,7 @@ def test_at_least_one_prompt_token_is_computed_and_salts_do_not_share() -> None:
 
 
 def test_prefix_cache_off_caches_nothing() -> None:
-    bench = Bench(page_size=4, prefix_caching=False)
+    bench = Bench(page_size=4, memory=MemorySettings(enable_prefix_caching=False))
     for request_id in ("one", "two"):
         bench.add(make_request(request_id, "12345678"))
         bench.run()

@@ -31,6 +31,10 @@ class PrefixKeys:
         self._parent = parent
         return keys
 
+    def start_over(self) -> None:
+        """Forget all keys."""
+        self.keys, self._parent, self.num_foreign = [], self._root, 0
+
     def adopt(self, keys: list[bytes], num_foreign: int) -> None:
         """Start with keys that are known for the first pages. The first `num_foreign` pages were computed for all
         salts: what follows them is this salt's own again."""

@@ -164,9 +164,10 @@ class SessionTable:
             self._close(session)
         return session is not None
 
-    def give_way(self) -> bool:
-        """Free at least one page: the tail of the context unused for longest, of the session that fades first."""
-        while self.next_fade_s < inf:
+    def give_way(self, before_s: float = inf) -> bool:
+        """Free a page or more: the tail of the context unused for longest, of the session that fades first. False when
+        none of those that fade before the given time has a page that is not in use."""
+        while self.next_fade_s < before_s:
             session = self._fading[0][2]
             chain = session.chains[0]
             num_free = self._pool.num_free

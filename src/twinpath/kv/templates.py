@@ -50,8 +50,8 @@ class TemplateTable:
     def all(self) -> list[Template]:
         return list(self._templates.values())
 
-    def add(self, template: Template) -> str | None:
-        """Reserve its pages; the reason when it cannot be."""
+    def refusal(self, template: Template) -> str | None:
+        """Why it cannot be added, None when it can."""
         if template.name in self._templates:
             return f"there is a template {template.name!r} already; delete it first"
         if not template.num_pages:
@@ -61,8 +61,11 @@ class TemplateTable:
                 f"the template needs {template.num_pages} pages; {self.num_pages} of at most {self.max_pages} pages "
                 f"for templates are taken"
             )
-        self._templates[template.name] = template
         return None
+
+    def add(self, template: Template) -> None:
+        """Reserve pages for a template that was not refused."""
+        self._templates[template.name] = template
 
     def pin(self, template: Template, chain: Chain) -> None:
         """Its pages are computed and cached: hold them."""

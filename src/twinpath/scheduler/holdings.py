@@ -109,7 +109,7 @@ class Holdings:
             return [Answer(call.call_id, f"the template has {num_tokens} tokens; at most {most} fit the window")]
         salt = _SHARED_SALT if prompt.shared else prompt.cache_salt
         template = Template(prompt.name, num_tokens, salt, prompt.shared, num_tokens // page_size)
-        refusal = self._memory.add_template(template)
+        refusal = self._memory.refusal(template, self._scheduler.roster.sequences.values())
         if refusal is not None:
             return [Answer(call.call_id, refusal)]
         self._num_calls += 1
@@ -122,6 +122,7 @@ class Holdings:
         self._pinning[request.request_id] = call, template
         _, answers = self.sift(self._scheduler.add(request))
         if not answers:
+            self._memory.templates.add(template)
             self._scheduler.roster.sequences[request.request_id].template = template
         return answers
 

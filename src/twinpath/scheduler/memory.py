@@ -6,6 +6,7 @@ that run, then sessions that have not faded. A FAST request that runs gives way 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
@@ -92,6 +93,17 @@ class Memory:
         if request.session and self._settings.enable_sessions and self._settings.enable_prefix_caching:
             name = request.session_name or request.session
             sequence.session = self.sessions.begin(request.session, request.tenant, name, self._clock())
+
+    def window_tokens(self, request: Request, most_tokens: int) -> int:
+        """Tokens that fit beside the templates, of which the prompt may start with one; at most `most_tokens`."""
+        if not len(self.templates):
+            return most_tokens
+        found = None
+        if request.sampling.prompt_logprobs is None:  # Those compute every token.
+            tokens = np.array(request.prompt_ids, np.int32)
+            found = self.templates.find(tokens, len(tokens) - 1, request.cache_salt)
+        num_pages = self.pool.num_pages - self.templates.num_pages + (0 if found is None else found[1])
+        return min(most_tokens, num_pages * self._page_size)
 
     def num_cached(self, sequence: Sequence) -> int:
         """Known tokens whose KV is there now; asked before admission."""
@@ -199,11 +211,14 @@ class Memory:
         self.pool.forget_cold()
         self.prefix.num_queried_tokens = self.prefix.num_hit_tokens = 0
 
-    def add_template(self, template: Template) -> str | None:
-        """Reserve pages for a template that is to be computed; why it cannot be, else None."""
+    def refusal(self, template: Template, live: Iterable[Sequence]) -> str | None:
+        """Why a template cannot be added now, None when it can. `live`: who must find room beside it."""
         if not self._settings.enable_prefix_caching:
             return "templates need prefix caching, which is off"
-        return self.templates.add(template)
+        left_tokens = (self.pool.num_pages - self.templates.num_pages - template.num_pages) * self._page_size
+        if any(sequence.num_prompt + sequence.max_outputs > left_tokens for sequence in live):
+            return f"a request in flight may need more than the {max(left_tokens, 0)} tokens of KV that would be left"
+        return self.templates.refusal(template)
 
     def remove_template(self, name: str) -> Template | None:
         """Its pages are prefixes like others from now on; None when there is none of this name."""
@@ -230,6 +245,9 @@ class Memory:
         """
         if not self._settings.enable_prefix_caching or sequence.prompt_logprobs is not None:
             return None, NO_PAGES
+        if sequence.keys.num_foreign:
+            # The template may be gone: what this one then computes itself must not bear the key of all.
+            sequence.keys.start_over()
         most_tokens = (sequence.num_known - 1) // self._page_size * self._page_size
         tokens, salt, keys = sequence.tokens, sequence.salt, sequence.keys
         found = self.templates.find(tokens, most_tokens, salt) if len(self.templates) else None
@@ -271,11 +289,8 @@ class Memory:
         return -(-min(int(expected), sequence.max_outputs - sequence.num_outputs) // self._page_size)
 
     def _append_page(self, sequence: Sequence) -> None:
-        if not self.pool.num_free:
-            if self.pool.oldest_cold_s <= self.sessions.next_fade_s:
-                self.pool.evict_oldest()
-            else:
-                self.sessions.give_way()
+        if not self.pool.num_free and not self.sessions.give_way(self.pool.oldest_cold_s):
+            self.pool.evict_oldest()
         self.residency.append(sequence, self.pool.allocate())
         sequence.num_drawn_pages += 1
         self.slabs.draw(sequence.lane)
