@@ -23,6 +23,7 @@ from twinpath.api.server import StoppableServer, bind
 from twinpath.config import EngineConfig, HttpConfig, SchedulerConfig, ServeConfig, SloConfig
 from twinpath.engine.scripted import Script, ScriptedEngine, ScriptedShape, ScriptFile
 from twinpath.gateway import LocalLauncher, Replica
+from twinpath.grammar import GrammarCompiler, Vocabulary
 from twinpath.text.byte_model import byte_model
 
 MODEL = "org/scripted"
@@ -93,14 +94,16 @@ class LiveServer:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         scheduler = self.setup.scheduler
-        self.replica = Replica(LocalLauncher(self.engine, scheduler), max_waiting=scheduler.max_waiting)
-        await self.replica.start()
         text = byte_model(
             self.setup.shape.max_model_len,
             self.setup.chat_template,
             tool_format=self.setup.tool_format,
             reasoning_format=self.setup.reasoning_format,
         )
+        vocabulary = Vocabulary(text.tokenizer, self.setup.shape.vocab_size, text.stop_token_ids)
+        launcher = LocalLauncher(self.engine, scheduler, GrammarCompiler(vocabulary))
+        self.replica = Replica(launcher, max_waiting=scheduler.max_waiting)
+        await self.replica.start()
         app = build_app(self.config, text, self.replica, stall_s=self.setup.stall_s)
         self.server = StoppableServer(app, self.config.http, on_ready=self._ready.set, drain=self.replica.drain)
         try:
