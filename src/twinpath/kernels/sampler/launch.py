@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 import triton
 from torch import Tensor
 
-from twinpath.kernels.sampler import kernel
+from twinpath.kernels.sampler import cut, kernel
 from twinpath.kernels.sampler.spec import BLOCK, NUM_BINS, SlotState, Workspace
 
 _NUM_WARPS = 8
@@ -32,27 +35,34 @@ def sample_rows(
     vocab_size = logits.shape[1]
     blocks = triton.cdiv(vocab_size, BLOCK)
     grid = (num_rows, blocks)
-    options = {"num_warps": _NUM_WARPS, "enable_fp_fusion": False}
+    pdl = _has_dependent_launch(logits.device)
+    options = {"num_warps": _NUM_WARPS, "enable_fp_fusion": False, **({"launch_pdl": True} if pdl else {})}
+    sizes = {"NUM_BINS": NUM_BINS, "BLOCK": BLOCK, "PDL": pdl}
     kernel.adjust_kernel[grid](
         logits, logits.stride(0), row_slots, row_positions, row_masks, state.floats, state.ints,
         state.history, state.history.stride(0), state.counts, state.bias, state.stops, work.allowed,
         work.adjusted, work.bins, work.block_best, work.block_ids, work.rows, work.best, work.arrivals,
-        work.tokens, work.codes, vocab_size, state.stops.shape[1],
-        NUM_BINS=NUM_BINS, BLOCK=BLOCK, BLOCKS=blocks, **options,
+        work.tokens, work.codes, vocab_size, state.stops.shape[1], BLOCKS=blocks, **sizes, **options,
     )  # fmt: skip
     if greedy:
         return
-    kernel.weigh_kernel[grid](
-        row_slots, state.floats, state.ints, work.adjusted, work.weights, work.bins, work.rows, work.best,
-        work.arrivals, vocab_size, NUM_BINS=NUM_BINS, BLOCK=BLOCK, **options,
+    kernel.bin_kernel[grid](
+        row_slots, state.floats, state.ints, work.adjusted, work.bins, work.rows, work.best, work.arrivals,
+        vocab_size, **sizes, **options,
     )  # fmt: skip
     for _ in ("top_k", "top_p"):
-        kernel.cut_kernel[grid](
-            row_slots, state.floats, work.adjusted, work.weights, work.candidates, work.bins, work.rows, work.best,
-            work.arrivals, vocab_size, NUM_BINS=NUM_BINS, BLOCK=BLOCK, **options,
+        cut.cut_kernel[grid](
+            row_slots, row_positions, state.floats, state.ints, state.history, state.history.stride(0), state.counts,
+            work.adjusted, work.candidates, work.candidates.stride(0), work.bins, work.rows, work.best, work.arrivals,
+            work.tokens, work.codes, vocab_size, **sizes, **options,
         )  # fmt: skip
     kernel.draw_kernel[grid](
         row_slots, row_positions, state.floats, state.ints, state.history, state.history.stride(0), state.counts,
-        work.adjusted, work.weights, work.block_sums, work.rows, work.arrivals, work.tokens, work.codes,
-        vocab_size, BLOCK=BLOCK, BLOCKS=blocks, **options,
+        work.adjusted, work.block_sums, work.rows, work.best, work.arrivals, work.tokens, work.codes,
+        vocab_size, BLOCK=BLOCK, BLOCKS=blocks, PDL=pdl, **options,
     )  # fmt: skip
+
+
+@cache
+def _has_dependent_launch(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

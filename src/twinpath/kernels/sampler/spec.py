@@ -28,6 +28,8 @@ HAS_PENALTIES, HAS_BIAS, HAS_STOPS, IS_GREEDY = 1, 2, 4, 8
 BLOCK = 2048
 #: Bins of the first cut: equal steps of log-probability from the best id to weight zero.
 NUM_BINS = 8192
+#: Candidates that are compared pairwise.
+FEW = 256
 #: Columns of `Workspace.rows` (int64).
 NUM_ROW_INTS = 16
 
@@ -72,13 +74,12 @@ class SlotState:
 class Workspace:
     """Scratch and results of up to R rows.
 
-    Shapes: adjusted float32, weights and candidates int64 [R, V]; bins int64 [R, NUM_BINS]; block_best float32,
+    Shapes: adjusted float32 [R, V]; candidates int64 [R, V + FEW]; bins int64 [R, NUM_BINS]; block_best float32,
         block_ids int32, block_sums int64 [R, ceil(V / BLOCK)]; rows int64 [R, NUM_ROW_INTS]; best float32 [R];
         arrivals int32 [R]; results int32 [2, R], whose rows are tokens and codes; allowed int32 [R, W].
     """
 
     adjusted: Tensor
-    weights: Tensor
     candidates: Tensor
     bins: Tensor
     block_best: Tensor
@@ -100,8 +101,7 @@ class Workspace:
 
         return cls(
             adjusted=zeros(num_rows, vocab_size, dtype=torch.float32),
-            weights=zeros(num_rows, vocab_size, dtype=torch.int64),
-            candidates=zeros(num_rows, vocab_size, dtype=torch.int64),
+            candidates=zeros(num_rows, vocab_size + FEW, dtype=torch.int64),
             bins=zeros(num_rows, NUM_BINS, dtype=torch.int64),
             block_best=zeros(num_rows, blocks, dtype=torch.float32),
             block_ids=zeros(num_rows, blocks, dtype=torch.int32),
@@ -125,7 +125,7 @@ class Workspace:
 def state_bytes(num_slots: int, num_rows: int, vocab_size: int, longest: int) -> int:
     """Bytes of `SlotState` and `Workspace` together, for the memory budget."""
     per_slot = 8 * (NUM_FLOATS + NUM_INTS) + 4 * (longest + 1) + 12 * vocab_size + vocab_size // 8 + 4
-    per_row = 20 * vocab_size + vocab_size // 8 + 8 * NUM_BINS + 16 * (-(-vocab_size // BLOCK)) + 8 * NUM_ROW_INTS + 16
+    per_row = 12 * vocab_size + vocab_size // 8 + 8 * NUM_BINS + 16 * (-(-vocab_size // BLOCK)) + 8 * NUM_ROW_INTS + 16
     return num_slots * per_slot + num_rows * per_row
 
 
