@@ -65,6 +65,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     source: str
     #: Free text comes first, up to and with this marker: reasoning. "": none does.
     free_until: str = ""
+    #: That text is there only when the answer begins with this one.
+    free_from: str = ""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from twinpath.api.choices import open_choices
 from twinpath.api.exchange import Exchange
 from twinpath.api.generation import Ask, Door, new_id
 from twinpath.api.normalize import logprobs_of, stops_of
+from twinpath.api.response_format import answer_grammar
 from twinpath.api.schemas import ChatCompletionRequest
 from twinpath.api.tool_fields import ToolUse, tool_use
 from twinpath.api.tool_grammar import tools_grammar
@@ -41,7 +42,7 @@ async def open_turns(
     exchange = Exchange.of(scope)
     num_top, stops = logprobs_of(fields), stops_of(fields)
     prompt_ids, use = await open_prompt(door, exchange, fields)
-    grammar = await _grammar(door, use, prompt_ids)
+    grammar = await _grammar(door, fields, use, prompt_ids)
     sampling = door.sampling.params(fields, room=door.room_after(prompt_ids, param), logprobs=num_top)
     return open_choices(
         door,
@@ -66,12 +67,17 @@ async def open_prompt(
     return await door.prompts.chat(fields, exchange.num_body_bytes, use.prompt_tools() if use else ()), use
 
 
-async def _grammar(door: Door, use: ToolUse | None, prompt_ids: list[int]) -> Grammar | None:
-    if use is None:
-        return None
+async def _grammar(
+    door: Door, fields: ChatCompletionRequest, use: ToolUse | None, prompt_ids: list[int]
+) -> Grammar | None:
+    """Of the calls when the answer is bound to them, else of `response_format`. Reasoning stays free in both."""
     is_open = door.text.opens_reasoning(prompt_ids)
+    if use is None or not use.is_bound:
+        marks = door.text.answers.reasoning
+        begin, end = ("", "") if marks is None else ("" if is_open else marks.begin, marks.end)
+        return await answer_grammar(door, fields, free_until=end, free_from=begin)
     # Schemas are walked, which takes longer than decoding them did.
-    num_schemas = sum(tool.parameters is not None for tool in use.callable) if use.is_bound else 0
+    num_schemas = sum(tool.parameters is not None for tool in use.callable)
     grammar = await door.offload.run(
         num_schemas * _SCHEMA_SIZE, lambda: tools_grammar(use, door.text.answers, reasoning_open=is_open)
     )

@@ -16,6 +16,7 @@ from twinpath.api.generation import Ask, Door, answer_json, answer_stream, new_i
 from twinpath.api.logprobs import LegacyLogprobs
 from twinpath.api.normalize import stops_of
 from twinpath.api.ports import Tokenizer
+from twinpath.api.response_format import answer_grammar
 from twinpath.api.responses import Completion, CompletionChoice, LegacyLogprobsBody, UsageBody
 from twinpath.api.schemas import CompletionRequest
 from twinpath.api.sse import EventStream, encode, quoted
@@ -33,7 +34,8 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = await self._door.read(scope, receive, _decoder)
-        ask = Ask(scope, Exchange.of(scope), fields, stops_of(fields))
+        grammar = await answer_grammar(self._door, fields)
+        ask = Ask(scope, Exchange.of(scope), fields, stops_of(fields), grammar)
         call_id = new_id("cmpl")
         async with self._door.watch(receive, send) as client:
             prompts = await self._door.prompts.completion(fields, ask.exchange.num_body_bytes)

@@ -89,15 +89,22 @@ class SamplingFields(Struct, kw_only=True):
     #: Accepted, without effect: the engine's ids are always ours.
     request_id: str | None = None
     metadata: Raw = _raw()
-    #: Declared to be refused: they would change the output.
-    best_of: Positive | None = None
-    use_beam_search: bool | None = None
-    prompt_logprobs: Count | None = None
+    #: What the answer must be a word of: `api/response_format.py`. The others are how other servers spell it.
+    response_format: Raw = _raw()
     guided_json: Raw = _raw()
     guided_regex: Raw = _raw()
     guided_choice: Raw = _raw()
     guided_grammar: Raw = _raw()
     structured_outputs: Raw = _raw()
+    json_schema: Raw = _raw()
+    regex: Raw = _raw()
+    choice: Raw = _raw()
+    grammar: Raw = _raw()
+    ebnf: Raw = _raw()
+    #: Declared to be refused: they would change the output.
+    best_of: Positive | None = None
+    use_beam_search: bool | None = None
+    prompt_logprobs: Count | None = None
 
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -176,7 +183,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     tool_choice: Raw = _raw()
     functions: Raw = _raw()
     function_call: Raw = _raw()
-    response_format: Raw = _raw()
     modalities: Raw = _raw()
     audio: Raw = _raw()
     web_search_options: Raw = _raw()

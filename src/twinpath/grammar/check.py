@@ -80,11 +80,19 @@ class _Culprit:
                     node, path, reason = child, below, inner
                     break
             else:
-                return path, reason
+                return path + self._keyword(node), reason
+
+    def _keyword(self, node: dict[str, Any]) -> str:
+        """The one keyword without which the node passes, as the end of a path; "" when it is not that simple."""
+        for keyword in node:
+            rest = {key: value for key, value in node.items() if key not in (keyword, "x-guidance")}
+            if keyword not in ("type", "x-guidance", "$defs", "definitions") and self._reason(rest) is None:
+                return f"/{keyword}"
+        return ""
 
     def _reason(self, node: Any) -> str | None:
         self._num_trials += 1
-        if not isinstance(node, dict) or (node is not self._root and self._num_trials > _MAX_TRIALS):
+        if not isinstance(node, dict) or self._num_trials > _MAX_TRIALS:
             return None
         shared = {key: self._root[key] for key in ("$defs", "definitions", "$id", "$schema") if key in self._root}
         text = json.dumps(shared | node | {"x-guidance": self._options})

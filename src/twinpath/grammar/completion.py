@@ -46,13 +46,15 @@ class Completer:
         self._fragment = b""
         self._in_string = self._escaped = False
         #: The free text before the answer, until its marker has come.
-        self._free: bytes | None = b"" if hints.marker else None
+        self._free: bytes | None = b"" if hints.marker and not hints.opener else None
+        #: The first bytes, until they say whether there is free text.
+        self._head: bytes | None = b"" if hints.opener else None
 
     def copy(self) -> Completer:
         """Another one at the same place."""
         copy = Completer(self._matcher.deep_copy(), self._hints)
         copy._fragment, copy._in_string, copy._escaped = self._fragment, self._in_string, self._escaped
-        copy._free = self._free
+        copy._free, copy._head = self._free, self._head
         return copy
 
     def feed(self, output: bytes) -> None:
@@ -80,6 +82,14 @@ class Completer:
 
     def _note(self, output: bytes) -> None:
         """Keep track of strings."""
+        if self._head is not None:
+            head, opener = self._head + output, self._hints.opener
+            if len(head) < len(opener) and opener.startswith(head):
+                self._head = head
+                return
+            self._head = None
+            if head.startswith(opener):
+                self._free, output = b"", head.removeprefix(opener)
         if self._free is not None:
             before, found, output = (self._free + output).partition(self._hints.marker)
             self._free = None if found else before[-len(self._hints.marker) :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -36,12 +37,13 @@ class Hints:
     constants: tuple[bytes, ...] = ()
     jump_bytes: int = _UNKNOWN_JUMP
     is_json: bool = False
-    #: Ends the free text that comes first.
+    #: Ends the free text that comes first, and what begins it where it need not be there.
     marker: bytes = b""
+    opener: bytes = b""
 
     @staticmethod
     def of(grammar: Grammar) -> Hints:
-        return replace(Hints._of_answer(grammar), marker=grammar.free_until.encode())
+        return replace(Hints._of_answer(grammar), marker=grammar.free_until.encode(), opener=grammar.free_from.encode())
 
     @staticmethod
     def _of_answer(grammar: Grammar) -> Hints:
@@ -125,9 +127,12 @@ class _Sizes:
 
     def _target(self, reference: str) -> Any:
         node = self._root
-        for part in reference.lstrip("#").split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            node = node[int(name)] if isinstance(node, list) else node.get(name, {})
+        for part in reference.partition("#")[2].split("/")[1:]:
+            name = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(node, list):
+                node = node[int(name)] if name.isdigit() and int(name) < len(node) else {}
+            else:
+                node = node.get(name, {}) if isinstance(node, dict) else {}
         return node
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -28,12 +29,14 @@ MAX_MULTIPLE = 1_000
 _ONE = ("items", "additionalProperties", "additionalItems")
 _MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
+#: Integers, which JSON Schema lets be written as 2.0.
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 #: Beside these, `properties` may not be all that an object's keys depend on.
 _COMPOSED = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties", "additionalProperties")
 #: Constraints that no engine state can follow, or that the engine does not: refused when strict, else dropped.
 UNSUPPORTED = frozenset(
     (
-        *("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"),
+        *("$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"),
         *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
         *("uniqueItems", "contains", "minContains", "maxContains"),
         *("unevaluatedItems", "unevaluatedProperties"),
@@ -167,8 +170,13 @@ class _Walk:
         if enum is not None and (not isinstance(enum, list) or not 0 < len(enum) <= MAX_ENUM):
             raise self._refused(f"{path}/enum", f"a list of 1 to {MAX_ENUM} values is wanted")
         reference = schema.get("$ref")
-        if reference is not None and not self._resolves(reference):
-            raise self._refused(f"{path}/$ref", "it does not name a part of this schema")
+        if reference is not None and not isinstance(reference, str):
+            raise self._refused(f"{path}/$ref", "a string is wanted")
+        if reference is not None and reference.startswith("#/") and "$id" not in self._root:
+            self._check_pointer(reference, path)
+        for keyword in _COUNTS:
+            if isinstance(value := schema.get(keyword), float) and value.is_integer():
+                schema[keyword] = int(value)
         multiple = schema.get("multipleOf")
         if multiple is not None:
             self._check_multiple(schema, multiple, path)
@@ -182,19 +190,16 @@ class _Walk:
                 raise self._refused(f"{path}/multipleOf", f"more than {MAX_MULTIPLE} steps cannot be followed")
             del schema["multipleOf"]
 
-    def _resolves(self, reference: Any) -> bool:
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return False
+    def _check_pointer(self, reference: str, path: str) -> None:
         node: Any = self._root
-        for part in reference[1:].split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
+        for part in reference[2:].split("/"):
+            name = unquote(part).replace("~1", "/").replace("~0", "~")
             if isinstance(node, dict) and name in node:
                 node = node[name]
             elif isinstance(node, list) and name.isdigit() and int(name) < len(node):
                 node = node[int(name)]
             else:
-                return False
-        return isinstance(node, dict | bool)
+                raise self._refused(f"{path}/$ref", "it does not name a part of this schema")
 
     def _refused(self, path: str, reason: str) -> SchemaRefused:
         return SchemaRefused(reason, param=self._param, path=path)

@@ -34,7 +34,10 @@ def to_engine_text(grammar: Grammar, split: Split) -> str:
     main, others = _lark_of(grammar, split)
     if grammar.free_until:
         main = main.replace("start:", "answer:", 1) if not others else "answer: @user\n"
-        main = f"start: free gap answer\n{_free(grammar.free_until, split)}{_GAP}{main}"
+        start = "free gap answer"
+        if grammar.free_from:
+            start = f"({_literal(grammar.free_from, split)} free gap)? answer"
+        main = f"start: {start}\n{_free(grammar.free_until, split)}{_GAP}{main}"
     if not others:
         return LLMatcher.grammar_from_lark(main)
     return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *others]})

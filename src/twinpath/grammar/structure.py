@@ -33,8 +33,10 @@ class ToolGrammar(msgspec.Struct, frozen=True, kw_only=True):
     max_calls: int | None = None
     trigger: str = ""
 
-    def to_grammar(self, *, strict: bool = False, param: str = "tools", free_until: str = "") -> Grammar:
-        """`free_until`: free text comes first, up to and with this marker (reasoning).
+    def to_grammar(
+        self, *, strict: bool = False, param: str = "tools", free_until: str = "", free_from: str = ""
+    ) -> Grammar:
+        """`free_until`, `free_from`: as in `Grammar`.
 
         Raises: SchemaRefused, with the tool's place in `calls` at the head of the path.
         """
@@ -43,7 +45,7 @@ class ToolGrammar(msgspec.Struct, frozen=True, kw_only=True):
             for index, call in enumerate(self.calls)
         )
         source = msgspec.json.encode(msgspec.structs.replace(self, calls=calls)).decode()
-        return Grammar("tools", source, free_until)
+        return Grammar("tools", source, free_until, free_from)
 
 
 def _arguments(schema: Any, index: int, strict: bool, param: str) -> dict[str, Any]:
