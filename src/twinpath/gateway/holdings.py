@@ -56,10 +56,16 @@ class Holdings:
             if self._is_up:
                 self._repin_soon(prompt)
 
+    async def computed(self, timeout_s: float | None = None) -> None:
+        """Wait while a new engine computes its templates, no longer than `timeout_s`: requests that came meanwhile
+        would compute them once more each."""
+        if self._repinning:
+            await asyncio.wait(self._repinning, timeout=timeout_s)
+
     async def settle(self) -> None:
-        """Wait for templates that are computed. Raises: UserError when one was refused."""
+        """Wait for all templates. Raises: UserError when one was refused."""
         while self._repinning:
-            await asyncio.wait(self._repinning)
+            await self.computed()
         if self._refusals:
             raise UserError(self._refusals[0])
 

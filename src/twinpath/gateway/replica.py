@@ -224,6 +224,8 @@ class Replica:
             raise Overloaded("the server is shutting down", status=503, retry_after_s=5)
         if self._supervisor.state is not ReplicaState.READY:
             await self._wait_ready()
+        if self._holdings.num_computing:
+            await self._holdings.computed(self._ready_timeout_s)
         if request_id in self._streams or request_id in self._abandoned:
             raise InvalidRequest(f"request id {request_id!r} is in use")
         num_seats = self.info.max_num_seqs if self.info else 0
