@@ -134,3 +134,8 @@ def test_reasoning_that_the_prompt_opens_is_seen() -> None:
 def test_qwen_replays_reasoning() -> None:
     text = model("qwen3").render_chat([QUESTION, ONE | {"reasoning": "I read first."}, result(0, "r")], tools=TOOLS)
     assert "<think>\nI read first.\n</think>" in text
+
+
+def test_smollm2_reads_results_from_the_user() -> None:
+    text = model("smollm2").render_chat([QUESTION, TWO, result(0, "r"), result(1, "s")], tools=TOOLS)
+    assert "<|im_start|>user\n<tool_response>\nr\n</tool_response><|im_end|>" in text and "<|im_start|>tool" not in text

@@ -52,7 +52,7 @@ def describe_tools(tools: Sequence[Mapping[str, Any]], tool_format: ToolFormat) 
 
 def spell_tools(message: Message, traits: TemplateTraits, tool_format: ToolFormat) -> Message:
     """A call or a result as text, where the template would not show it."""
-    if message["role"] == "tool" and not traits.renders_tool_results:
+    if message["role"] == "tool" and (tool_format.results_from_user or not traits.renders_tool_results):
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     if "tool_calls" not in message or traits.renders_tool_calls:
         return message

@@ -37,6 +37,8 @@ class ToolFormat:
     name: str
     read: ReadCalls
     shape: CallShape
+    #: The model knows no role for results: it reads them in a user's turn, whatever its template would render.
+    results_from_user: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -105,6 +107,7 @@ TOOL_FORMATS = {
             "smollm2",
             TaggedJson("<tool_call>", "</tool_call>", bare=True),
             _list("<tool_call>[\n", "\n]</tool_call>"),
+            results_from_user=True,
         ),
         # Llama 3.1 and 3.2: a bare object, at times after a tag.
         ToolFormat("llama3_json", TaggedJson(PYTHON_TAG, None, bare=True), _JSON_OBJECT),
