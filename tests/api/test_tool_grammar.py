@@ -11,9 +11,10 @@ from twinpath.api.schemas import ToolFunction
 from twinpath.api.tool_fields import ToolUse
 from twinpath.api.tool_grammar import tools_grammar
 from twinpath.errors import InvalidRequest
+from twinpath.grammar import schema_grammar
 from twinpath.grammar.completion import byte_vocabulary
 from twinpath.grammar.source import plain, to_engine_text
-from twinpath.text.answer import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat
+from twinpath.text.answer import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat, Message, MessageCall
 from twinpath.types import Grammar
 
 CITY: dict[str, Any] = {
@@ -38,16 +39,22 @@ def accepts(grammar: Grammar | None, text: str) -> bool:
     return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
 
 
-def spelled(name: str, *calls: tuple[str, str]) -> str:
+def spelled(name: str, *calls: tuple[str, str], marked: bool = False) -> str:
     shape = TOOL_FORMATS[name].shape
-    branches = shape.structure([{"name": tool} for tool, _ in calls]).branches
+    structure = shape.structure([{"name": tool} for tool, _ in calls], marked=marked)
+    branches = structure.branches
     texts = [branch.begin + arguments + branch.end for branch, (_, arguments) in zip(branches, calls, strict=True)]
-    return shape.opening + shape.separator.join(texts) + shape.closing
+    return structure.opening + shape.separator.join(texts) + shape.closing
+
+
+def read(name: str, text: str) -> tuple[MessageCall, ...]:
+    parser = AnswerFormat(TOOL_FORMATS[name], None).parser(tools={"get.weather": {}, "ping": {}})
+    return Message.of(parser.push(text) + parser.finish()).calls
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
 def test_demanded_calls_in_every_format(name: str) -> None:
-    grammar = tools_grammar(use(WEATHER, PING), AnswerFormat(TOOL_FORMATS[name], None), reasoning_open=False)
+    grammar = tools_grammar(use(WEATHER, PING), AnswerFormat(TOOL_FORMATS[name], None))
     good = ("get.weather", '{"city": "Oslo", "days": 3}')
     assert accepts(grammar, spelled(name, good))
     assert accepts(grammar, spelled(name, good, ("ping", '{"x": [1]}'), good))
@@ -60,7 +67,7 @@ def test_demanded_calls_in_every_format(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
 def test_one_call_where_one_is_wanted(name: str) -> None:
-    grammar = tools_grammar(use(PING, max_calls=1), AnswerFormat(TOOL_FORMATS[name], None), reasoning_open=False)
+    grammar = tools_grammar(use(PING, max_calls=1), AnswerFormat(TOOL_FORMATS[name], None))
     assert accepts(grammar, spelled(name, ("ping", "{}")))
     assert not accepts(grammar, spelled(name, ("ping", "{}"), ("ping", "{}")))
 
@@ -69,7 +76,7 @@ def test_one_call_where_one_is_wanted(name: str) -> None:
 def test_strict_tools_leave_text_free_and_bind_calls(name: str) -> None:
     strict = ToolFunction(name="get.weather", parameters=CITY, strict=True)
     answers = AnswerFormat(TOOL_FORMATS[name], None)
-    grammar = tools_grammar(use(strict, PING, required=False), answers, reasoning_open=False)
+    grammar = tools_grammar(use(strict, PING, required=False), answers)
     assert accepts(grammar, "Just text, {maybe} <so>.")
     assert accepts(grammar, "Well. " + spelled(name, ("get.weather", '{"city": "Oslo"}'), ("ping", "{}")))
     assert not accepts(grammar, "Well. " + spelled(name, ("get.weather", '{"city": 3}')))
@@ -77,21 +84,64 @@ def test_strict_tools_leave_text_free_and_bind_calls(name: str) -> None:
 
 def test_nothing_is_bound_without_need() -> None:
     answers = AnswerFormat(TOOL_FORMATS["hermes"], None)
-    assert tools_grammar(use(WEATHER, PING, required=False), answers, reasoning_open=False) is None
+    assert tools_grammar(use(WEATHER, PING, required=False), answers) is None
 
 
-def test_open_reasoning_is_free() -> None:
-    answers = AnswerFormat(TOOL_FORMATS["hermes"], REASONING_FORMATS["think"])
-    call = spelled("hermes", ("ping", "{}"))
-    assert accepts(tools_grammar(use(PING), answers, reasoning_open=True), "I think <b> so.\n</think>\n\n" + call)
-    assert not accepts(tools_grammar(use(PING), answers, reasoning_open=True), call)
+@pytest.mark.parametrize("name", ["hermes", "smollm2", "kimi_k2"])
+def test_reasoning_is_free_before_calls_and_before_text(name: str) -> None:
+    answers = AnswerFormat(TOOL_FORMATS[name], REASONING_FORMATS["think"])
+    call, thought = spelled(name, ("ping", "{}")), "I think <b> so.\n</think>\n\n"
+    opened = tools_grammar(use(PING), answers, free_until="</think>")
+    assert accepts(opened, thought + call) and not accepts(opened, call)
+    closed = tools_grammar(use(PING), answers, free_until="</think>", free_from="<think>")
+    assert accepts(closed, "<think>" + thought + call) and accepts(closed, call) and not accepts(closed, thought + call)
+    strict = ToolFunction(name="ping", strict=True)
+    free = tools_grammar(use(strict, required=False), answers, free_until="</think>")
+    assert accepts(free, thought + call) and accepts(free, thought + "Text.")
+
+
+JSON_ANSWER = schema_grammar({"type": "object", "properties": {"a": {"type": "integer"}}}, strict=False, param="x")
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+@pytest.mark.parametrize("marks", [{}, {"free_until": "</think>"}], ids=["plain", "reasoning"])
+def test_calls_or_an_answer_in_the_demanded_form(name: str, marks: dict[str, str]) -> None:
+    thought = "Hm.</think>" if marks else ""
+    answers = AnswerFormat(TOOL_FORMATS[name], None)
+    for tool in (WEATHER, ToolFunction(name="get.weather", parameters=CITY, strict=True)):
+        grammar = tools_grammar(use(tool, PING, required=False), answers, otherwise=JSON_ANSWER, **marks)
+        assert accepts(grammar, thought + '{"a": 1}')
+        calls = spelled(name, ("get.weather", '{"city": "Oslo"}'), ("ping", "{}"), marked=True)
+        assert accepts(grammar, thought + calls)
+        assert [call.name for call in read(name, calls)] == ["get.weather", "ping"]
+        assert not accepts(grammar, thought + "Text.") and not accepts(grammar, thought + '{"a": "1"}')
+        assert not accepts(grammar, thought + spelled(name, ("get.weather", '{"city": 3}'), marked=True))
+    demanded = tools_grammar(use(PING), answers, otherwise=JSON_ANSWER, **marks)
+    assert not accepts(demanded, thought + '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "good", "bad"),
+    [
+        (Grammar("regex", "[0-9]{3}/x"), "123/x", "12/x"),
+        (Grammar("choice", '["yes", "no"]'), "no", "maybe"),
+        (Grammar("lark", 'start: "a" NUMBER\nNUMBER: /[0-9]+/'), "a12", "b"),
+    ],
+)
+def test_the_demanded_form_may_be_any_language(otherwise: Grammar, good: str, bad: str) -> None:
+    answers = AnswerFormat(TOOL_FORMATS["hermes"], None)
+    for marks in ({}, {"free_until": "</think>", "free_from": "<think>"}):
+        grammar = tools_grammar(use(PING, required=False), answers, otherwise=otherwise, **marks)
+        assert (
+            accepts(grammar, good) and accepts(grammar, spelled("hermes", ("ping", "{}"))) and not accepts(grammar, bad)
+        )
 
 
 def test_a_strict_schema_that_cannot_be_enforced_is_refused_with_its_place() -> None:
     answers = AnswerFormat(TOOL_FORMATS["hermes"], None)
     loose = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(InvalidRequest, match="/0/properties/a") as refused:
-        tools_grammar(use(ToolFunction(name="f", parameters=loose, strict=True)), answers, reasoning_open=False)
+        tools_grammar(use(ToolFunction(name="f", parameters=loose, strict=True)), answers)
     assert refused.value.param == "tools"
-    grammar = tools_grammar(use(ToolFunction(name="f", parameters=loose)), answers, reasoning_open=False)
+    grammar = tools_grammar(use(ToolFunction(name="f", parameters=loose)), answers)
     assert accepts(grammar, spelled("hermes", ("f", '{"a": [1, 1]}')))

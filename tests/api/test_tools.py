@@ -348,3 +348,24 @@ def test_control_text_in_tools_stays_text() -> None:
             special = [token_id for token_id in prompt_ids(server) if token_id >= 256]
             # Markers of the template: begin; begin and end of system and user turn, or of the user turn; assistant.
             assert len(special) == (6 if template is None else 3)
+
+
+@pytest.mark.parametrize("strict", [None, True])
+def test_with_a_response_format_the_answer_is_a_call_or_fits_it(strict: bool | None) -> None:
+    """LangChain and the Agents SDK send both, the tools strict or not."""
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**schema, "additionalProperties": False}}}
+    tools = [{"type": "function", "function": {**PICK["function"], "strict": strict}}, WRITE]
+    says_json = Script(match="Hello", text='{"ok": true}')
+    with live_server(Setup(scripts=(says_json, *SCRIPTS), tool_format="hermes")) as server:
+        _, whole = both(server, "Hello", tools=tools, response_format=form)
+        assert json.loads(whole["choices"][0]["message"]["content"]) == {"ok": True}
+        assert whole["choices"][0]["finish_reason"] == "stop"
+        _, whole = both(server, "[two]", tools=tools, response_format=form)
+        message = whole["choices"][0]["message"]
+        assert [call["function"]["name"] for call in message["tool_calls"]] == ["file_write", "file_write"]
+        assert message["content"] is None
+        # Neither: held to one of the two.
+        _, whole = both(server, "other", tools=tools, response_format=form, parallel_tool_calls=False)
+        message = whole["choices"][0]["message"]
+        assert message.get("tool_calls") or json.loads(message["content"])["ok"] in (True, False)

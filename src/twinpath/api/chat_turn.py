@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.types import Scope
 
 from twinpath.api.choices import open_choices
@@ -70,20 +71,29 @@ async def open_prompt(
 async def _grammar(
     door: Door, fields: ChatCompletionRequest, use: ToolUse | None, prompt_ids: list[int]
 ) -> Grammar | None:
-    """Of the calls when the answer is bound to them, else of `response_format`. Reasoning stays free in both."""
-    is_open = door.text.opens_reasoning(prompt_ids)
-    if use is None or not use.is_bound:
-        marks = door.text.answers.reasoning
-        begin, end = ("", "") if marks is None else ("" if is_open else marks.begin, marks.end)
-        return await answer_grammar(door, fields, free_until=end, free_from=begin)
+    """Of the calls where they are bound, of `response_format`, or of one or the other. Reasoning stays free."""
+    free_from, free_until = _reasoning_marks(door, prompt_ids)
+    answer = await answer_grammar(door, fields, free_until=free_until, free_from=free_from)
+    if use is None or not (use.is_bound or answer is not None):
+        return answer
+    otherwise = None if answer is None else msgspec.structs.replace(answer, free_until="", free_from="")
     # Schemas are walked, which takes longer than decoding them did.
     num_schemas = sum(tool.parameters is not None for tool in use.callable)
     grammar = await door.offload.run(
-        num_schemas * _SCHEMA_SIZE, lambda: tools_grammar(use, door.text.answers, reasoning_open=is_open)
+        num_schemas * _SCHEMA_SIZE,
+        lambda: tools_grammar(use, door.text.answers, free_until=free_until, free_from=free_from, otherwise=otherwise),
     )
     if grammar is not None:
         await door.grammars.check(grammar, "tools")
     return grammar
+
+
+def _reasoning_marks(door: Door, prompt_ids: list[int]) -> tuple[str, str]:
+    """What begins and what ends the reasoning before an answer; nothing begins it where the prompt has."""
+    marks = door.text.answers.reasoning
+    if marks is None:
+        return "", ""
+    return "" if door.text.opens_reasoning(prompt_ids) else marks.begin, marks.end
 
 
 def _parser(door: Door, use: ToolUse | None, prompt_ids: list[int]) -> AnswerParser | None:

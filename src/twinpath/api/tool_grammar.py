@@ -11,29 +11,35 @@ from twinpath.text.answer import AnswerFormat
 from twinpath.types import Grammar
 
 
-def tools_grammar(use: ToolUse, answers: AnswerFormat, *, reasoning_open: bool) -> Grammar | None:
-    """None: the model is free to write what it likes. That is so unless a call is demanded or a tool is strict.
+def tools_grammar(
+    use: ToolUse, answers: AnswerFormat, *, free_until: str = "", free_from: str = "", otherwise: Grammar | None = None
+) -> Grammar | None:
+    """None: the model is free to write what it likes. That is so unless a call is demanded, a tool is strict, or an
+    answer without a call must be a word of `otherwise`.
 
-    `reasoning_open`: the prompt ends inside reasoning, which is free.
+    `free_until`, `free_from`: the marks of reasoning, which is free, as in `Grammar`.
     Raises: InvalidRequest for a schema that cannot be enforced: only strict tools' must be in full, of others the
         grammar follows what it can.
     """
-    if not use.is_bound:
+    if not use.is_bound and otherwise is None:
         return None
     if strict := [function for function in use.callable if function.strict]:
-        _grammar(strict, use, answers).to_grammar(strict=True)
-    free_until = answers.reasoning.end if reasoning_open and answers.reasoning is not None else ""
-    return _grammar(use.callable, use, answers).to_grammar(free_until=free_until)
+        _grammar(strict, use, answers, None).to_grammar(strict=True)
+    otherwise = None if use.required else otherwise
+    return _grammar(use.callable, use, answers, otherwise).to_grammar(free_until=free_until, free_from=free_from)
 
 
-def _grammar(functions: Sequence[ToolFunction], use: ToolUse, answers: AnswerFormat) -> ToolGrammar:
+def _grammar(
+    functions: Sequence[ToolFunction], use: ToolUse, answers: AnswerFormat, otherwise: Grammar | None
+) -> ToolGrammar:
     tools = [{"name": function.name, "parameters": function.parameters} for function in functions]
-    structure = answers.tools.shape.structure(tools)
+    structure = answers.tools.shape.structure(tools, marked=otherwise is not None)
     return ToolGrammar(
         calls=tuple(CallForm(branch.begin, branch.schema, branch.end) for branch in structure.branches),
         prefix=structure.opening,
         separator=structure.separator,
         suffix=structure.closing,
         max_calls=use.max_calls,
-        trigger="" if use.required else structure.trigger,
+        trigger="" if use.required or otherwise is not None else structure.trigger,
+        otherwise=otherwise,
     )

@@ -41,6 +41,15 @@ class Hints:
     marker: bytes = b""
     opener: bytes = b""
 
+    def joined(self, other: Hints) -> Hints:
+        """For a language that is either of two."""
+        return Hints(
+            (*self.keys, *other.keys)[:_MAX_WORDS],
+            tuple(sorted({*self.constants, *other.constants}, key=len))[:_MAX_WORDS],
+            max(self.jump_bytes, other.jump_bytes),
+            self.is_json and other.is_json,
+        )
+
     @staticmethod
     def of(grammar: Grammar) -> Hints:
         return replace(Hints._of_answer(grammar), marker=grammar.free_until.encode(), opener=grammar.free_from.encode())
@@ -54,7 +63,8 @@ class Hints:
             tools = msgspec.json.decode(grammar.source, type=ToolGrammar)
             frames = [len((tools.separator + call.begin + call.end + tools.prefix).encode()) for call in tools.calls]
             sizes = [_Sizes(call.schema).largest() for call in tools.calls]
-            return _of_schemas([call.schema for call in tools.calls], max(map(sum, zip(frames, sizes, strict=True))))
+            found = _of_schemas([call.schema for call in tools.calls], max(map(sum, zip(frames, sizes, strict=True))))
+            return found if tools.otherwise is None else found.joined(Hints._of_answer(tools.otherwise))
         if grammar.kind == "choice":
             words = msgspec.json.decode(grammar.source, type=list[str])
             return Hints(constants=tuple(sorted((word.encode() for word in words), key=len))[:_MAX_WORDS])

@@ -33,7 +33,7 @@ def to_engine_text(grammar: Grammar, split: Split) -> str:
         return LLMatcher.grammar_from_json_schema(grammar.source)
     main, others = _lark_of(grammar, split)
     if grammar.free_until:
-        main = main.replace("start:", "answer:", 1) if not others else "answer: @user\n"
+        main = main.replace("start:", "answer:", 1)
         start = "free gap answer"
         if grammar.free_from:
             start = f"({_literal(grammar.free_from, split)} free gap)? answer"
@@ -53,12 +53,12 @@ def _lark_of(grammar: Grammar, split: Split) -> tuple[str, list[dict[str, str]]]
         case "choice":
             return "start: CHOICE\nCHOICE: " + " | ".join(map(_quoted, _choices.decode(grammar.source))) + "\n", []
         case "tools":
-            return _tools_lark(_tools.decode(grammar.source), split), []
+            return _tools_lark(_tools.decode(grammar.source), split)
         case "lark":
             return "start: @user\n", [{"name": "user", "lark_grammar": _lark_text(grammar.source)}]
 
 
-def _tools_lark(tools: ToolGrammar, split: Split) -> str:
+def _tools_lark(tools: ToolGrammar, split: Split) -> tuple[str, list[dict[str, str]]]:
     calls = " | ".join(f"call{index}" for index in range(len(tools.calls)))
     more = f" ({_literal(tools.separator, split)} call)*"
     if tools.max_calls is not None:
@@ -72,9 +72,13 @@ def _tools_lark(tools: ToolGrammar, split: Split) -> str:
         rules.append(f"call{index}: {_literal(begin, split)} args{index} {_literal(call.end, split)}")
         rules.append(f"args{index}: {arguments}")
     all_calls = f"{_literal(tools.prefix, split)} call{more} {_literal(tools.suffix, split)}"
+    if tools.otherwise is not None:
+        other, others = _lark_of(tools.otherwise, split)
+        rules.append(other.replace("start:", "other:", 1))
+        return "\n".join([f"start: calls | other\ncalls: {all_calls}", *rules]), others
     if not tools.trigger:
-        return "\n".join([f"start: {all_calls}", *rules, ""])
-    return "\n".join([_optional_calls(tools, split, more), *rules, ""])
+        return "\n".join([f"start: {all_calls}", *rules, ""]), []
+    return "\n".join([_optional_calls(tools, split, more), *rules, ""]), []
 
 
 def _optional_calls(tools: ToolGrammar, split: Split, more: str) -> str:
@@ -94,8 +98,8 @@ def _optional_calls(tools: ToolGrammar, split: Split, more: str) -> str:
         start = f"start: text | text {_literal(tools.trigger, split)}"
     else:
         pattern = _regex_literal(tools.trigger)
-        rules.append(f"text: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/\nfree[lazy]: /(?s:.*){pattern}/")
-        start = "start: text | free"
+        rules.append(f"text: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/\nlead[lazy]: /(?s:.*){pattern}/")
+        start = "start: text | lead"
     return "\n".join([f"{start} {_literal(rest, split)} {first}{more} {_literal(tools.suffix, split)}", *rules])
 
 

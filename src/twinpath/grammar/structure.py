@@ -24,6 +24,7 @@ class ToolGrammar(msgspec.Struct, frozen=True, kw_only=True):
     Literals are text; where they spell a control token of the vocabulary, that token is meant.
     `trigger`: calls are optional, the answer may be free text, up to the trigger (which `prefix` or every `begin`
     starts with) if it occurs. "": an answer without a call is no word of the language.
+    `otherwise`: an answer without a call is a word of this one; there is no trigger then.
     """
 
     calls: tuple[CallForm, ...]
@@ -32,6 +33,7 @@ class ToolGrammar(msgspec.Struct, frozen=True, kw_only=True):
     suffix: str = ""
     max_calls: int | None = None
     trigger: str = ""
+    otherwise: Grammar | None = None
 
     def to_grammar(
         self, *, strict: bool = False, param: str = "tools", free_until: str = "", free_from: str = ""

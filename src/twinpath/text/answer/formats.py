@@ -54,7 +54,10 @@ def _list(opening: str, closing: str) -> CallShape:
     return CallShape(opening, f'{{"name": "{NAME}", "arguments": ', "}", ", ", closing)
 
 
-_JSON_OBJECT = CallShape("", f'{{"name": "{NAME}", "parameters": ', "}", "; ", "")
+def _object(mark: str) -> CallShape:
+    return CallShape("", f'{{"name": "{NAME}", "parameters": ', "}", "; ", "", mark)
+
+
 _KIMI = CallShape(
     marked.KIMI_SECTION,
     f"{marked.KIMI_CALL}functions.{NAME}:0{marked.KIMI_ARGUMENTS}",
@@ -110,9 +113,9 @@ TOOL_FORMATS = {
             results_from_user=True,
         ),
         # Llama 3.1 and 3.2: a bare object, at times after a tag.
-        ToolFormat("llama3_json", TaggedJson(PYTHON_TAG, None, bare=True), _JSON_OBJECT),
+        ToolFormat("llama3_json", TaggedJson(PYTHON_TAG, None, bare=True), _object(PYTHON_TAG)),
         # Llama 3.2's lists and Llama 4. Demanded calls are JSON, which its parser reads as well.
-        ToolFormat("pythonic", Pythonic(PYTHON_START, PYTHON_END), _JSON_OBJECT),
+        ToolFormat("pythonic", Pythonic(PYTHON_START, PYTHON_END), _object(PYTHON_START)),
         # Mistral up to tokeniser v7, and from v11 on.
         ToolFormat("mistral", _mistral, _list(f"{marked.MISTRAL_BEGIN}[", "]")),
         ToolFormat("mistral_v11", _mistral, CallShape("", f"{marked.MISTRAL_BEGIN}{NAME}[ARGS]", "", "", "")),

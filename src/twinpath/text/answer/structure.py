@@ -37,21 +37,23 @@ class CallStructure:
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """How a format spells calls; `begin` holds `NAME`."""
+    """How a format spells calls; `begin` holds `NAME`. `mark`: may come before calls that look like other answers."""
 
     opening: str
     begin: str
     end: str
     separator: str
     closing: str
+    mark: str = ""
 
-    def structure(self, tools: Sequence[Mapping[str, Any]]) -> CallStructure:
-        """For some tools: mappings with `name` and, not always, `parameters`."""
+    def structure(self, tools: Sequence[Mapping[str, Any]], *, marked: bool = False) -> CallStructure:
+        """For some tools: mappings with `name` and, not always, `parameters`. `marked`: with the mark."""
         branches = tuple(
             CallBranch(
                 tool["name"], self.begin.replace(NAME, tool["name"]), tool.get("parameters") or ANY_OBJECT, self.end
             )
             for tool in tools
         )
-        trigger = self.opening or self.begin.partition(NAME)[0]
-        return CallStructure(self.opening, branches, self.separator, self.closing, trigger)
+        opening = self.mark + self.opening if marked else self.opening
+        trigger = opening or self.begin.partition(NAME)[0]
+        return CallStructure(opening, branches, self.separator, self.closing, trigger)
