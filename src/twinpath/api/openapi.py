@@ -7,10 +7,16 @@ from typing import Any
 import msgspec
 
 from twinpath import __version__
-from twinpath.api.envelope import ErrorEnvelope
+from twinpath.api.anthropic.answers import MessageAnswer, TokenCount
+from twinpath.api.anthropic.schemas import CountTokensRequest, MessagesRequest
+from twinpath.api.envelope import ErrorEnvelope, MessagesErrorEnvelope
 from twinpath.api.normalize import NEUTRAL_VALUES
 from twinpath.api.responses import ChatCompletion, Completion, Health, ModelCard, ModelList
+from twinpath.api.responses_api.answers import DeletedResponse, ResponseBody
+from twinpath.api.responses_api.schemas import NEUTRAL_VALUES as RESPONSES_NEUTRAL_VALUES
+from twinpath.api.responses_api.schemas import ResponsesRequest
 from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest, Tool, ToolFunction
+from twinpath.api.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
 _REF = "#/components/schemas/{name}"
 _STRUCTS = (
@@ -23,8 +29,21 @@ _STRUCTS = (
     ModelList,
     Health,
     ErrorEnvelope,
+    ResponsesRequest,
+    ResponseBody,
+    DeletedResponse,
+    MessagesRequest,
+    CountTokensRequest,
+    MessageAnswer,
+    TokenCount,
+    MessagesErrorEnvelope,
+    TokenizeRequest,
+    Tokenized,
+    DetokenizeRequest,
+    Detokenized,
 )
 _CHOICES = ["none", "auto"]
+_NOT_SERVED = "Nothing else is served yet."
 #: One event of a stream, as SSE parsers see it.
 _EVENT = {
     "type": "object",
@@ -51,14 +70,16 @@ def openapi_document(model_name: str) -> bytes:
     schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)[1]
     for struct in (ChatCompletionRequest, CompletionRequest):
         _say_what_is_served(schemas[struct.__name__]["properties"], model_name)
+    _say_what_dialects_serve(schemas, model_name)
     document = {
         "openapi": "3.1.0",
         "info": {"title": "twinpath", "version": __version__, "description": f"Serves {model_name}."},
         "paths": {
             "/v1/chat/completions": {
-                "post": _generation("createChatCompletion", ChatCompletionRequest, ChatCompletion)
+                "post": _operation("createChatCompletion", ChatCompletionRequest, ChatCompletion, streams=True)
             },
-            "/v1/completions": {"post": _generation("createCompletion", CompletionRequest, Completion)},
+            "/v1/completions": {"post": _operation("createCompletion", CompletionRequest, Completion, streams=True)},
+            **_dialect_paths(),
             "/v1/models": {"get": _get("listModels", "The served models.", ModelList)},
             "/v1/models/{id}": {
                 "get": {**_get("getModel", "One model.", ModelCard), "parameters": [_model_id(model_name)]}
@@ -85,7 +106,7 @@ def _say_what_is_served(properties: dict[str, Any], model_name: str) -> None:
     properties["model"] = {"enum": [model_name, "", None]}
     for name, neutral in NEUTRAL_VALUES.items():
         if name in properties:
-            properties[name] = {"enum": [*neutral, None], "description": "Nothing else is served yet."}
+            properties[name] = {"enum": [*neutral, None], "description": _NOT_SERVED}
     if "tools" in properties:
         nothing = {"type": "null"}
         properties["tools"] = {"anyOf": [{"type": "array", "items": _schema_ref(Tool)}, nothing]}
@@ -102,6 +123,40 @@ def _say_what_is_served(properties: dict[str, Any], model_name: str) -> None:
         properties["prompt"]["anyOf"] = [text, *kinds]
 
 
+def _say_what_dialects_serve(schemas: dict[str, Any], model_name: str) -> None:
+    """The same for the other endpoints, whose checks are those of their `convert`."""
+    for struct in (ResponsesRequest, MessagesRequest, CountTokensRequest, TokenizeRequest, DetokenizeRequest):
+        schemas[struct.__name__]["properties"]["model"] = {"enum": [model_name, "", None]}
+    for name, neutral in RESPONSES_NEUTRAL_VALUES.items():
+        schemas["ResponsesRequest"]["properties"][name] = {"enum": [*neutral, None], "description": _NOT_SERVED}
+    for struct in (MessagesRequest, CountTokensRequest):
+        for name in ("mcp_servers", "container"):
+            schemas[struct.__name__]["properties"][name] = {"enum": [[], None], "description": _NOT_SERVED}
+
+
+def _dialect_paths() -> dict[str, Any]:
+    response_id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    messages = _operation("createMessage", MessagesRequest, MessageAnswer, streams=True)
+    count = _operation("countMessageTokens", CountTokensRequest, TokenCount)
+    for operation in (messages, count):
+        content = {"application/json": {"schema": _schema_ref(MessagesErrorEnvelope)}}
+        operation["responses"] |= {
+            status: {"description": text, "content": content} for status, text in _REFUSALS.items()
+        }
+    return {
+        "/v1/responses": {"post": _operation("createResponse", ResponsesRequest, ResponseBody, streams=True)},
+        "/v1/responses/{id}": {
+            "parameters": [response_id],
+            "get": _get("getResponse", "A stored response.", ResponseBody),
+            "delete": _get("deleteResponse", "It is gone.", DeletedResponse),
+        },
+        "/v1/messages": {"post": messages},
+        "/v1/messages/count_tokens": {"post": count},
+        "/tokenize": {"post": _operation("tokenize", TokenizeRequest, Tokenized)},
+        "/detokenize": {"post": _operation("detokenize", DetokenizeRequest, Detokenized)},
+    }
+
+
 def _schema_ref(struct: type) -> dict[str, str]:
     return {"$ref": _REF.format(name=struct.__name__)}
 
@@ -115,11 +170,10 @@ def _responses(description: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"200": {"description": description, "content": content}, **refusals}
 
 
-def _generation(operation_id: str, request: type, answer: type) -> dict[str, Any]:
-    content = {
-        "application/json": {"schema": _schema_ref(answer)},
-        "text/event-stream": {"schema": _EVENT},
-    }
+def _operation(operation_id: str, request: type, answer: type, *, streams: bool = False) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": _schema_ref(answer)}}
+    if streams:
+        content["text/event-stream"] = {"schema": _EVENT}
     return {
         "operationId": operation_id,
         "requestBody": {"required": True, "content": {"application/json": {"schema": _schema_ref(request)}}},

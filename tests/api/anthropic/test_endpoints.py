@@ -143,7 +143,7 @@ def test_a_failure_in_a_stream_is_an_error_event(server: LiveServer) -> None:
 
 
 def test_silence_is_filled_with_pings() -> None:
-    slow = Setup(default=Script(text="ab", step_ms=400.0), http={"sse_keepalive_s": 0.2})
+    slow = Setup(default=Script(text="ab", step_ms=250.0), http={"sse_keepalive_s": 0.1})
     with live_server(slow) as server:
         events = stream(server, "/v1/messages", {"max_tokens": 9, "messages": HELLO})
         assert {"type": "ping"} in events

@@ -19,23 +19,22 @@ MANNERS = Manners(done=b"", failed=lambda error: event(b"error", messages_envelo
 _EMPTY_OBJECT = Raw(b"{}")
 
 
-class TextBlock(Struct, kw_only=True):
-    type: Literal["text"] = "text"
+class TextBlock(Struct, kw_only=True, tag="text"):
+    """`type` is the tag, here and below."""
+
     text: str
 
 
-class ThinkingBlock(Struct, kw_only=True):
+class ThinkingBlock(Struct, kw_only=True, tag="thinking"):
     """`signature` is empty: nothing here is encrypted, and a replayed block is taken as it is."""
 
-    type: Literal["thinking"] = "thinking"
     thinking: str
     signature: str = ""
 
 
-class ToolUseBlock(Struct, kw_only=True):
+class ToolUseBlock(Struct, kw_only=True, tag="tool_use"):
     """`input` is the arguments as the model wrote them; empty when those are no JSON object."""
 
-    type: Literal["tool_use"] = "tool_use"
     id: str
     name: str
     input: Raw

@@ -10,8 +10,8 @@ from twinpath.api.anthropic.schemas import (
     InputBlock,
     InputMessage,
     MessagesRequest,
-    Tool,
-    ToolChoice,
+    MessagesTool,
+    MessagesToolChoice,
 )
 from twinpath.api.raw_fields import asks_for
 from twinpath.api.schemas import MAX_PARTS, ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
@@ -146,7 +146,7 @@ def _text(block: InputBlock, where: str) -> str:
     return block.text
 
 
-def _tool(tool: Tool, index: int) -> dict[str, object]:
+def _tool(tool: MessagesTool, index: int) -> dict[str, object]:
     if tool.type not in (None, "custom"):
         where = f"tools[{index}]"
         raise InvalidRequest(f"'{where}' is a tool of the server ('{tool.type[:80]}'); none is served.", param=where)
@@ -160,7 +160,7 @@ def _tool(tool: Tool, index: int) -> dict[str, object]:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: ToolChoice) -> object:
+def _tool_choice(choice: MessagesToolChoice) -> object:
     if choice.type != "tool":
         return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     if choice.name is None:

@@ -41,17 +41,17 @@ class InputMessage(Struct, kw_only=True, gc=False):
     content: str | list[InputBlock] | None = None
 
 
-class Metadata(Struct, kw_only=True):
+class MessagesMetadata(Struct, kw_only=True):
     user_id: str | None = None
 
 
-class ToolChoice(Struct, kw_only=True):
+class MessagesToolChoice(Struct, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Tool(Struct, kw_only=True):
+class MessagesTool(Struct, kw_only=True):
     """A tool of the client's own. One that Anthropic's servers would run has another `type` and is refused."""
 
     name: str
@@ -86,8 +86,8 @@ class CountTokensRequest(Struct, kw_only=True):
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
     system: str | list[InputBlock] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
@@ -106,4 +106,4 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: Count | None = None
     min_p: Fraction | None = None
     stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
-    metadata: Metadata | None = None
+    metadata: MessagesMetadata | None = None

@@ -24,9 +24,8 @@ class OutputText(Struct, kw_only=True):
     logprobs: list[ChatLogprob] = []
 
 
-class OutputMessage(Struct, kw_only=True):
+class OutputMessage(Struct, kw_only=True, tag="message"):
     id: str
-    type: Literal["message"] = "message"
     status: Status
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]
@@ -37,17 +36,15 @@ class ReasoningText(Struct, kw_only=True):
     text: str
 
 
-class ReasoningItem(Struct, kw_only=True):
+class ReasoningItem(Struct, kw_only=True, tag="reasoning"):
     id: str
-    type: Literal["reasoning"] = "reasoning"
     status: Status
     summary: list[None] = []
     content: list[ReasoningText]
 
 
-class FunctionCallItem(Struct, kw_only=True):
+class FunctionCallItem(Struct, kw_only=True, tag="function_call"):
     id: str
-    type: Literal["function_call"] = "function_call"
     status: Status
     call_id: str
     name: str
@@ -193,11 +190,12 @@ def item_id_of(block: Block, response_id: str) -> str:
 def replayed(item: OutputItem) -> InputItem:
     """The item as the next request's conversation holds it."""
     if isinstance(item, FunctionCallItem):
-        return InputItem(type=item.type, id=item.id, call_id=item.call_id, name=item.name, arguments=item.arguments)
+        name, arguments = item.name, item.arguments
+        return InputItem(type="function_call", id=item.id, call_id=item.call_id, name=name, arguments=arguments)
     parts = [ItemPart(type=part.type, text=part.text) for part in item.content]
     if isinstance(item, OutputMessage):
-        return InputItem(type=item.type, id=item.id, role="assistant", content=parts)
-    return InputItem(type=item.type, id=item.id, content=parts)
+        return InputItem(type="message", id=item.id, role="assistant", content=parts)
+    return InputItem(type="reasoning", id=item.id, content=parts)
 
 
 def _echo(value: object) -> Raw | None:

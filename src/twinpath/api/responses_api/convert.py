@@ -14,8 +14,8 @@ from twinpath.api.responses_api.schemas import (
     InputItem,
     ItemPart,
     ResponsesRequest,
+    ResponsesToolChoice,
     TextFormat,
-    ToolChoice,
 )
 from twinpath.api.schemas import MAX_PARTS, ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from twinpath.errors import InvalidRequest
@@ -173,7 +173,7 @@ def _tool(tool: FunctionTool, index: int) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: str | ToolChoice) -> Any:
+def _tool_choice(choice: str | ResponsesToolChoice) -> Any:
     if isinstance(choice, str):
         return choice
     if choice.type == "function" and choice.name is not None:

@@ -61,7 +61,7 @@ class ToolName(Struct, kw_only=True):
     name: str | None = None
 
 
-class ToolChoice(Struct, kw_only=True):
+class ResponsesToolChoice(Struct, kw_only=True):
     """`function` names one; `allowed_tools` a set and whether it must be used."""
 
     type: str
@@ -106,7 +106,7 @@ class ResponsesRequest(Struct, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     include: list[str] | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
