@@ -85,3 +85,28 @@ def test_cutting_a_prompt_changes_no_bit(window: int | None, device: torch.devic
         parts = [(0, begin, end) for begin, end in pairwise(cuts)]
         pieces = [scene.attend([part, (1, 0, 9)], window)[0] for part in parts]
         assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("start", [0, 2048, 6144])
+def test_the_library_agrees_with_the_kernel(start: int) -> None:
+    """A chunk of 2,048 rows, its context in one to three parts: to what 16 bits keep."""
+    from twinpath.kernels.prefill_attention.library import LibraryAttention
+
+    device, length = torch.device("cuda"), 2048
+    shape = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64, page_size=16, norm_eps=1e-6)
+    num_pages = (start + length) // 16
+    pages = tuple(torch.randn(num_pages, 2, 16, 64, device=device, dtype=torch.bfloat16) for _ in range(2))
+    tables = torch.randperm(num_pages, device=device).int()[None]
+    q = 3 * torch.randn(length, 8 * 64, device=device, dtype=torch.bfloat16)
+    step = rows_per_tile(shape, TILING)
+    tiles = torch.tensor([(r, step, start + r, 0) for r in range(0, length, step)], dtype=torch.int32, device=device)
+    rows = Rows(tables, tables, tables, tiles, tables, tables)
+    right, got = torch.empty_like(q), torch.full_like(q, float("nan"))
+    attend(q, rows, (pages[0], pages[1]), right, 0.125, None, shape, TILING)
+    library = LibraryAttention(shape, 8192, length, torch.bfloat16, device)
+    library.warm_up(0.125)
+    assert library.fits(start, length)
+    library.attend(q, tables[0], start, (pages[0], pages[1]), got, 0.125)
+    error = (got.float() - right.float()).norm() / right.float().norm()
+    assert float(error) < 1e-2

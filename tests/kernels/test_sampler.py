@@ -82,9 +82,11 @@ def gaussian(rng: np.random.Generator, vocab_size: int, scale: float = 3.0) -> F
 SETTINGS: dict[str, dict[str, object]] = {
     "plain": {},
     "greedy": {"temperature": 0.0},
+    "top_k some": {"top_k": 120},
     "cold": {"temperature": 0.05},
     "hot": {"temperature": 30.0, "top_p": 0.5},
     "top_k": {"top_k": 7},
+    "top_k many": {"top_k": 400, "top_p": 0.99},
     "top_k beyond": {"top_k": 5000},
     "top_p": {"top_p": 0.9},
     "top_p all": {"top_p": 0.9999999},

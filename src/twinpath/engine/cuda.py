@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from twinpath.engine.cuda_forward import Forward
+from twinpath.engine.cuda_library import make_library
 from twinpath.engine.cuda_memory import CudaOptions, describe_memory, fitting_pages, reserve_bytes
 from twinpath.engine.cuda_ops import plain_operations, triton_operations
 from twinpath.engine.cuda_slots import SlotTables
@@ -63,7 +64,8 @@ class CudaEngine:
             keeps_residual=True,
         )
         tables = SlotTables(options.max_slots, spec.vocab_size, max_model_len, max_pages, device)
-        forward = Forward(weights, kv, operations, options.max_step_tokens, options.max_slots, tiling)
+        library = make_library(weights, options, max_model_len)
+        forward = Forward(weights, kv, operations, options.max_step_tokens, options.max_slots, tiling, library)
         self._launcher = StepLauncher(forward, operations, tables, self._info, tiling)
         if options.graphs:
             from twinpath.engine.cuda_decode import DecodeStep  # needs Triton, which a CPU may lack

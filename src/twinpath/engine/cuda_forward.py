@@ -6,6 +6,10 @@ for the next layer, so a layer leaves it in `_change` and whoever comes next pic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -13,6 +17,23 @@ from twinpath.engine.cuda_ops import Operations
 from twinpath.engine.cuda_weights import KvPool, PackedWeights
 from twinpath.kernels.prefill_attention.spec import AttentionTiling
 from twinpath.kernels.prefill_rows.spec import HeadShape, Rows
+
+if TYPE_CHECKING:
+    from twinpath.kernels.prefill_attention.library import LibraryAttention
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive rows [row, row + length) of the request in `slot`, the first at position `start`."""
+
+    row: int
+    length: int
+    start: int
+    slot: int
+
+
+#: Up to here memory is what the products wait for.
+_SHORT_ROWS = 256
 
 
 def forward_bytes(weights: PackedWeights, max_rows: int, max_picks: int) -> int:
@@ -34,9 +55,11 @@ class Forward:
         max_rows: int,
         max_picks: int,
         tiling: AttentionTiling,
+        library: LibraryAttention | None = None,
     ) -> None:
         spec, device, dtype = weights.spec, weights.embed.device, weights.embed.dtype
         self._weights, self._kv, self._ops, self._tiling = weights, kv, operations, tiling
+        self.library = library
         self.shape = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, kv.page_size, spec.norm_eps)
 
         def buffer(rows: int, columns: int, kind: torch.dtype = dtype) -> Tensor:
@@ -55,22 +78,35 @@ class Forward:
     def embed(self, rows: Rows, residual: Tensor) -> None:
         self._ops.embed_rows(rows, self._weights.embed, self._weights.spec.embed_scale, residual)
 
-    def layer(self, index: int, rows: Rows, residual: Tensor, *, first: bool) -> None:
-        """One layer over residual float32 [R, hidden]; `first`: no layer before it left a change."""
+    def layer(self, index: int, rows: Rows, residual: Tensor, *, first: bool, chunks: Sequence[Chunk] = ()) -> None:
+        """One layer over residual float32 [R, hidden]; `first`: no layer before it left a change.
+
+        chunks: rows whose attention the library does; `rows.tiles` leaves them out.
+        """
         weights, spec, num_rows = self._weights.layers[index], self._weights.spec, len(residual)
         x, change = self._x[:num_rows], self._change[:num_rows]
-        self._add_change(index - 1, residual, weights.attn_norm, has_change=not first)
+        # Beside few rows a product is as fast as its weights come.
+        is_short = num_rows <= _SHORT_ROWS
+        ahead = (weights.qkv, weights.o, weights.gate_up, weights.down) if is_short else (None,) * 4
+        self._add_change(index - 1, residual, weights.attn_norm, has_change=not first, ahead=ahead[0])
         qkv, q, attended = self._qkv[:num_rows], self._q[:num_rows], self._attended[:num_rows]
         torch.mm(x, weights.qkv.t(), out=qkv)
         rope, pages = self._weights.rope_tables[spec.layer_rope[index]], (self._kv.k[index], self._kv.v[index])
-        self._ops.rotate_append(qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape)
+        self._ops.rotate_append(qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape, ahead[1])
         self._ops.attend(q, rows, pages, attended, spec.attn_scale, spec.layer_window[index], self.shape, self._tiling)
+        for chunk in chunks:
+            assert self.library is not None
+            own = slice(chunk.row, chunk.row + chunk.length)
+            table = rows.tables[chunk.slot]
+            self.library.attend(q[own], table, chunk.start, pages, attended[own], spec.attn_scale)
         torch.mm(attended, weights.o.t(), out=change)
         post = weights.post_norms[0] if weights.post_norms else None
-        self._ops.add_norm(residual, change, weights.mlp_norm, x, spec.norm_eps, bias=weights.o_bias, post_weight=post)
+        self._ops.add_norm(
+            residual, change, weights.mlp_norm, x, spec.norm_eps, bias=weights.o_bias, post_weight=post, ahead=ahead[2]
+        )
         gate_up, gated = self._gate_up[:num_rows], self._gated[:num_rows]
         torch.mm(x, weights.gate_up.t(), out=gate_up)
-        self._ops.gate(gate_up, spec.activation, gated)
+        self._ops.gate(gate_up, spec.activation, gated, ahead[3])
         torch.mm(gated, weights.down.t(), out=change)
 
     def finish_layers(self, last_layer: int, residual: Tensor) -> None:
@@ -90,10 +126,18 @@ class Forward:
             out.copy_(last @ weights.head.t())
         return out
 
-    def _add_change(self, last_layer: int, residual: Tensor, next_norm: Tensor | None, *, has_change: bool) -> None:
+    def _add_change(
+        self,
+        last_layer: int,
+        residual: Tensor,
+        next_norm: Tensor | None,
+        *,
+        has_change: bool,
+        ahead: Tensor | None = None,
+    ) -> None:
         num_rows, eps = len(residual), self._weights.spec.norm_eps
         post = None
         if has_change and (norms := self._weights.layers[last_layer].post_norms):
             post = norms[1]
         change = self._change[:num_rows] if has_change else None
-        self._ops.add_norm(residual, change, next_norm, self._x[:num_rows], eps, post_weight=post)
+        self._ops.add_norm(residual, change, next_norm, self._x[:num_rows], eps, post_weight=post, ahead=ahead)

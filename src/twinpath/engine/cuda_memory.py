@@ -73,7 +73,12 @@ def reserve_bytes(weights: PackedWeights, options: CudaOptions, max_model_len: i
     residuals = (1 + NUM_RESIDUALS) * options.max_step_tokens * spec.hidden_size * 4
     logits = (options.depth + 3) * slots * spec.vocab_size * 4
     sampler = state_bytes(slots, slots, spec.vocab_size, max_model_len) + slots * pages * 12
-    return forward_bytes(weights, options.max_step_tokens, slots) + residuals + logits + sampler + _MARGIN_BYTES
+    # Keys and values of one long request, gathered for the library's attention; and its outputs.
+    context = 2 * max_model_len * spec.num_kv_heads * spec.head_dim * weights.embed.element_size()
+    context += 3 * options.max_step_tokens * spec.num_heads * spec.head_dim * weights.embed.element_size()
+    return (
+        forward_bytes(weights, options.max_step_tokens, slots) + residuals + logits + sampler + context + _MARGIN_BYTES
+    )
 
 
 #: Chunks that may be between slices at the same time.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -159,10 +159,17 @@ class Shape:
         return 3 * self.rows + 4 * self.tiles + 4 * self.picks
 
 
-def write_rows(rows: StepRows, shape: Shape, tile_rows: int, block: Int32s, mask_of: Callable[[int], int]) -> int:
+def write_rows(
+    rows: StepRows,
+    shape: Shape,
+    tile_rows: int,
+    block: Int32s,
+    mask_of: Callable[[int], int],
+    untiled: Collection[int] = (),
+) -> int:
     """Lay `rows` out in `block` as `cuda_inputs.InputViews` reads it; returns the words used, pairs included.
 
-    `mask_of`: segment index -> its row of the step's masks, or -1.
+    `mask_of`: segment index -> its row of the step's masks, or -1. `untiled`: first rows of runs without query tiles.
     """
     block[: shape.num_words] = -1
     tokens, positions, slots = (block[i * shape.rows : (i + 1) * shape.rows] for i in range(3))
@@ -175,7 +182,7 @@ def write_rows(rows: StepRows, shape: Shape, tile_rows: int, block: Int32s, mask
         tokens[run.row : end] = known
         positions[run.row : end] = range(run.start, run.start + run.length) if run.length > 1 else run.start
         slots[run.row : end] = run.slot
-        for first in range(0, run.length, tile_rows) if shape.tiles else ():
+        for first in range(0, run.length, tile_rows) if shape.tiles and run.row not in untiled else ():
             tiles[num_tiles] = (run.row + first, min(tile_rows, run.length - first), run.start + first, run.slot)
             num_tiles += 1
         if run.sample:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_forward import Forward
+from twinpath.engine.cuda_forward import Chunk, Forward
 from twinpath.engine.cuda_graphs import Captures, DecodeGraphs, StepGraphs, capture_graphs, decode_shape
 from twinpath.engine.cuda_inputs import InputBlocks, InputViews, Mark, make_mark
 from twinpath.engine.cuda_logprobs import KeptLogits, prompt_logprobs
@@ -111,7 +111,10 @@ class StepLauncher:
         decode, shape = self._choose(plan, rows)
         job.ring, block = self._blocks.take()
         masks = {} if plan.masks is None else {index: i for i, index in enumerate(plan.masks.segments.tolist())}
-        words = write_rows(rows, shape, self._tile_rows, block.numpy(), lambda index: masks.get(index, -1))
+        chunks = self._chunks(rows) if decode is None else []
+        words = write_rows(
+            rows, shape, self._tile_rows, block.numpy(), lambda index: masks.get(index, -1), {c.row for c in chunks}
+        )
         self._blocks.send(job.ring, words)
         if words > shape.num_words:
             self._ops.update_words(self._tables.words, self._blocks.pairs(shape, words))
@@ -123,7 +126,7 @@ class StepLauncher:
         elif decode is not None:
             job.pieces = deque(self._decode_pieces(job, decode))
         else:
-            job.pieces = deque(self._forward_pieces(job, shape))
+            job.pieces = deque(self._forward_pieces(job, shape, chunks))
 
     def launch(self, job: Job) -> None:
         """Launch the next piece of a started job."""
@@ -175,6 +178,15 @@ class StepLauncher:
             return None, self._shape(tier)
         return None, self._shape(num_rows)
 
+    def _chunks(self, rows: StepRows) -> list[Chunk]:
+        """Runs whose attention the library does."""
+        library = self._forward.library
+        if library is None:
+            return []
+        return [
+            Chunk(run.row, run.length, run.start, run.slot) for run in rows.runs if library.fits(run.start, run.length)
+        ]
+
     def _shape(self, num_rows: int) -> Shape:
         slots = self._info.max_slots
         return Shape(num_rows, num_rows // self._tile_rows + min(slots, num_rows), min(slots, num_rows))
@@ -198,7 +210,7 @@ class StepLauncher:
     def _sample_decoded(self, job: Job, graphs: DecodeGraphs) -> None:
         self._sample(job, graphs.views, graphs.logits)
 
-    def _forward_pieces(self, job: Job, shape: Shape) -> list[Piece]:
+    def _forward_pieces(self, job: Job, shape: Shape, chunks: list[Chunk]) -> list[Piece]:
         plan, views = job.plan, self._views(shape)
         if plan.residual is None:
             residual = self._residual[: shape.rows]
@@ -212,12 +224,12 @@ class StepLauncher:
             pieces = self._graphs.prefill[shape.rows].pieces
             return [*(Piece(graph.replay, num) for graph, num in pieces), finish]
         layers = range(plan.layer_begin, plan.layer_end)
-        return [*(Piece(partial(self._layer, index, plan, views, residual), 1) for index in layers), finish]
+        return [*(Piece(partial(self._layer, index, plan, views, residual, chunks), 1) for index in layers), finish]
 
-    def _layer(self, index: int, plan: StepPlan, views: InputViews, residual: Tensor) -> None:
+    def _layer(self, index: int, plan: StepPlan, views: InputViews, residual: Tensor, chunks: list[Chunk]) -> None:
         if index == 0:
             self._forward.embed(views.rows, residual)
-        self._forward.layer(index, views.rows, residual, first=index == plan.layer_begin)
+        self._forward.layer(index, views.rows, residual, first=index == plan.layer_begin, chunks=chunks)
 
     def _finish_forward(self, job: Job, views: InputViews, residual: Tensor) -> None:
         plan = job.plan

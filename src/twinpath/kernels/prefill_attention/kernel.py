@@ -90,3 +90,44 @@ def prefill_attention_kernel(
     )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)  # lanes without a row
     tl.store(out + cells, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gather_kernel(
+    table, k_pages, v_pages, k_out, v_out, num_tokens,
+    K: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Pages of one request -> keys and values [tokens, K, D] in order. Programs (page, key head)."""
+    page, head = tl.program_id(0), tl.program_id(1)
+    cells, dims = tl.arange(0, PAGE)[:, None], tl.arange(0, DIM)[None, :]
+    tokens = page * PAGE + cells
+    inside = (tokens < num_tokens) & (dims < D)
+    source = ((tl.load(table + page).to(tl.int64) * K + head) * PAGE + cells) * D + dims
+    target = (tokens.to(tl.int64) * K + head) * D + dims
+    tl.store(k_out + target, tl.load(k_pages + source, mask=inside, other=0.0), mask=inside)
+    tl.store(v_out + target, tl.load(v_pages + source, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def merge_kernel(
+    out, out_row, out_head, lse, part, part_row, part_head, part_lse, num_rows,
+    D: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, HAS_OUT: tl.constexpr,
+):  # fmt: skip
+    """Join attention over other keys to what `out` and `lse` [H, rows] hold; without HAS_OUT that is nothing yet."""
+    rows, head = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    dims = tl.arange(0, DIM)[None, :]
+    inside = (rows < num_rows)[:, None] & (dims < D)
+    into = out + rows.to(tl.int64)[:, None] * out_row + head * out_head + dims
+    values = tl.load(part + rows.to(tl.int64)[:, None] * part_row + head * part_head + dims, mask=inside, other=0.0)
+    new = tl.load(part_lse + head * num_rows + rows, mask=rows < num_rows, other=0.0)
+    values = values.to(tl.float32)
+    if HAS_OUT:
+        old = tl.load(lse + head * num_rows + rows, mask=rows < num_rows, other=0.0)
+        best = tl.maximum(old, new)
+        old_share, new_share = tl.exp(old - best), tl.exp(new - best)
+        total = old_share + new_share
+        before = tl.load(into, mask=inside, other=0.0).to(tl.float32)
+        values = (before * old_share[:, None] + values * new_share[:, None]) / total[:, None]
+        new = best + tl.log(total)
+    tl.store(lse + head * num_rows + rows, new, mask=rows < num_rows)
+    tl.store(into, values.to(out.dtype.element_ty), mask=inside)

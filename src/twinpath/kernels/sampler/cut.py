@@ -107,7 +107,7 @@ def _border_of_many(candidates, num, row_best, inverse_temperature, measure, rem
 
 
 @triton.jit
-def _draw_of_few(
+def draw_of_few(
     candidates, scratch, num, row_best, inverse_temperature, measure, remaining, top_k, top_p, min_weight, random
 ):  # fmt: skip
     """Both cuts, min_p and the draw among all ids that may stay."""
@@ -184,7 +184,7 @@ def cut_kernel(
             position = tl.load(row_positions + row)
             random = random64(tl.load(ints + slot * NUM_INTS + SEED), position)
             min_weight = tl.load(floats + slot * NUM_FLOATS + MIN_WEIGHT)
-            token = _draw_of_few(
+            token = draw_of_few(
                 candidates_row, scratch, num, row_best, inverse, measure, planned, top_k, top_p, min_weight, random
             )  # fmt: skip
             flags = tl.load(ints + slot * NUM_INTS + FLAGS)

@@ -1,0 +1,31 @@
+"""When the vendor's attention serves long chunks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from twinpath.engine.cuda_memory import CudaOptions
+from twinpath.engine.cuda_weights import PackedWeights
+from twinpath.kernels.prefill_rows.spec import HeadShape
+
+if TYPE_CHECKING:
+    from twinpath.kernels.prefill_attention.library import LibraryAttention
+
+
+def make_library(weights: PackedWeights, options: CudaOptions, max_model_len: int) -> LibraryAttention | None:
+    """For 16-bit models without sliding windows on a card with cuDNN's newer kernels; every shape planned."""
+    spec, dtype, device = weights.spec, weights.embed.dtype, weights.embed.device
+    if device.type != "cuda" or not options.graphs or dtype == torch.float32 or any(spec.layer_window):
+        return None
+    if torch.cuda.get_device_capability(device) < (9, 0) or spec.head_dim not in (64, 128):
+        return None
+    from twinpath.kernels.prefill_attention.library import CHUNK_SIZES, LibraryAttention
+
+    if options.max_step_tokens < CHUNK_SIZES[0]:
+        return None
+    shape = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, options.page_size, spec.norm_eps)
+    library = LibraryAttention(shape, max_model_len, options.max_step_tokens, dtype, device)
+    library.warm_up(spec.attn_scale)
+    return library
