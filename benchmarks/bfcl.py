@@ -114,10 +114,11 @@ def server_url(args: argparse.Namespace) -> Iterator[str]:
 
 async def run(args: argparse.Namespace, url: str) -> dict[str, Any]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="EMPTY", timeout=600, max_retries=0) as client:
-        return {
-            category: await run_category(client, load_cases(args.folder, category, args.cases), args.clients)
-            for category in args.categories.split(",")
-        }
+        results = {}
+        for category in args.categories.split(","):
+            results[category] = await run_category(client, load_cases(args.folder, category, args.cases), args.clients)
+            print(category, results[category], flush=True)
+        return results
 
 
 def main() -> None:
@@ -134,8 +135,6 @@ def main() -> None:
         results = asyncio.run(run(args, url))
     columns = ("cases", "valid_whole", "valid_streamed", "equal", "right", "elapsed_s")
     print(render([["", *columns], *([name, *(str(row[c]) for c in columns)] for name, row in results.items())]))
-    for name, row in results.items():
-        print(f"{name}: {row['finish_reasons']} {row['faults'][:5]}")
     if args.out:
         args.out.write_text(json.dumps({"machine": describe_machine(), "results": results}, indent=1) + "\n")
 
