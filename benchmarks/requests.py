@@ -43,12 +43,15 @@ class Streams:
         self._model = served_model(server.url)
         self._client = LoadClient(server.url, keep_text=True, timeout_s=timeout_s)
 
-    async def complete(self, prompt: str | list[int], num_tokens: int) -> RequestRecord:
-        return await self._send("/v1/completions", {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0})
+    async def complete(self, prompt: str | list[int], num_tokens: int, **fields: Any) -> RequestRecord:
+        body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, **fields}
+        return await self._send("/v1/completions", body)
 
     async def chat(self, question: str, num_tokens: int, **sampling: float) -> RequestRecord:
-        messages = [{"role": "user", "content": question}]
-        return await self._send("/v1/chat/completions", {"messages": messages, "max_tokens": num_tokens, **sampling})
+        return await self.talk([{"role": "user", "content": question}], num_tokens, **sampling)
+
+    async def talk(self, messages: list[dict[str, str]], num_tokens: int, **fields: Any) -> RequestRecord:
+        return await self._send("/v1/chat/completions", {"messages": messages, "max_tokens": num_tokens, **fields})
 
     async def _send(self, path: str, body: dict[str, Any]) -> RequestRecord:
         body = {"model": self._model, "stream": True, "stream_options": {"include_usage": True}, **body}

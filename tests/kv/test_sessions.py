@@ -10,7 +10,7 @@ from twinpath.kv.sessions import MAX_CHAINS
 from twinpath.types import Int32s
 
 SIZE = 4
-TTL_S = 100.0
+TTL_S = 1000.0
 
 
 class Shelf:
@@ -75,10 +75,10 @@ def test_a_context_is_kept_until_its_time_is_over_and_its_pages_are_free_then() 
 def test_each_turn_starts_the_time_again() -> None:
     shelf = Shelf()
     shelf.turn("s", *ids(0, 2), now_s=0.0)
-    shelf.turn("s", *ids(0, 3), now_s=90.0)
-    shelf.sessions.expire(180.0)
+    shelf.turn("s", *ids(0, 3), now_s=900.0)
+    shelf.sessions.expire(1800.0)
     assert shelf.found("s", *ids(0, 3)) == 3
-    assert shelf.sessions.next_expiry_s == 190.0
+    assert shelf.sessions.next_expiry_s == 1900.0
 
 
 def test_a_turn_that_runs_keeps_its_session_alive() -> None:
@@ -128,7 +128,7 @@ def test_sessions_give_way_in_the_order_in_which_they_fade() -> None:
     for _ in range(4):
         shelf.turn("often", *ids(0, 2), now_s=0.0)
     shelf.turn("once", *ids(1000, 2), now_s=10.0)
-    shelf.turn("later", *ids(2000, 2), now_s=40.0)
+    shelf.turn("later", *ids(2000, 2), now_s=400.0)
     assert shelf.sessions.next_fade_s == 10.0 + TTL_S / 2
     kept = []
     for _ in range(6):
@@ -144,6 +144,14 @@ def test_nothing_that_fades_later_than_asked_gives_way() -> None:
     shelf.turn("s", *ids(0, 2), now_s=0.0)
     assert not shelf.sessions.give_way(before_s=TTL_S / 2)
     assert shelf.sessions.give_way(before_s=TTL_S / 2 + 0.1)
+
+
+@pytest.mark.parametrize(("ttl_s", "fade_s"), [(20.0, 20.0), (100.0, 90.0), (300.0, 150.0)])
+def test_a_tool_pause_is_survived_after_the_first_turn(ttl_s: float, fade_s: float) -> None:
+    shelf = Shelf()
+    shelf.sessions.ttl_s = ttl_s
+    shelf.turn("s", *ids(0, 2), now_s=0.0)
+    assert shelf.sessions.next_fade_s == fade_s
 
 
 def test_a_shared_page_stays_while_anybody_claims_it() -> None:

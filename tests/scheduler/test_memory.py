@@ -106,11 +106,11 @@ def test_sessions_are_never_so_protected_that_somebody_cannot_run() -> None:
 @pytest.mark.parametrize("num_turns", [1, 4])
 def test_a_faded_session_goes_before_a_fresher_prefix(num_turns: int) -> None:
     """After one turn a session fades in half its time, after four in four fifths."""
-    one = bench(num_pages=16)
+    one = bench(num_pages=16, memory=MemorySettings(session_ttl_s=1000.0))
     for index in range(num_turns):
         one.add(turn(f"a{index}", "s" * 24))
         one.run()
-    one.now_s += 60.0
+    one.now_s += 600.0
     one.add(make_request("prefix", "p" * 24, 1))
     one.run()
     assert kept(one.scheduler.memory) == (6, 6)
