@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,11 @@ from twinpath.kernels.sampler.spec import SlotState, Workspace, settings
 from twinpath.model.spec import ModelSpec
 from twinpath.types import PENDING_TOKEN, SamplingParams, SlotInit, StepPlan
 
-MODELS = {"llama-8b": LLAMA_8B, "llama-1b": LLAMA_1B, "tiny": with_layers(LLAMA_1B, 2)}
+#: To try a script out, also on a CPU.
+TINY = replace(
+    with_layers(LLAMA_1B, 2), hidden_size=256, intermediate_size=512, num_heads=4, num_kv_heads=2, vocab_size=50_000
+)
+MODELS = {"llama-8b": LLAMA_8B, "llama-1b": LLAMA_1B, "tiny": TINY}
 DEVICE = torch.device("cuda")
 
 SAMPLER_SETTINGS: dict[str, dict[str, Any]] = {
