@@ -96,14 +96,14 @@ class Memory:
 
     def window_tokens(self, request: Request, most_tokens: int) -> int:
         """Tokens that fit beside the templates, of which the prompt may start with one; at most `most_tokens`."""
-        if not len(self.templates):
+        num_left = self.pool.num_pages - self.templates.num_pages
+        if num_left * self._page_size >= most_tokens:
             return most_tokens
         found = None
         if request.sampling.prompt_logprobs is None:  # Those compute every token.
             tokens = np.array(request.prompt_ids, np.int32)
             found = self.templates.find(tokens, len(tokens) - 1, request.cache_salt)
-        num_pages = self.pool.num_pages - self.templates.num_pages + (0 if found is None else found[1])
-        return min(most_tokens, num_pages * self._page_size)
+        return min(most_tokens, (num_left + (0 if found is None else found[1])) * self._page_size)
 
     def num_cached(self, sequence: Sequence) -> int:
         """Known tokens whose KV is there now; asked before admission."""
