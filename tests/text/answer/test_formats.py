@@ -150,3 +150,11 @@ def test_tagged_text_goes_out_as_it_comes_and_other_values_when_they_end() -> No
     feeder.push("\n</parameter>\n<parameter=n1>\n")
     assert feeder.push("12") == []
     assert feeder.push("\n</parameter>") == [ToolArgumentsDelta(0, "12")]
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+@pytest.mark.parametrize("scrap", ['{"function": ', "[", "{", '{"arguments": [', "[sum(a=[", "<tool_call>", "("])
+def test_nesting_without_end_is_survived(name: str, scrap: str) -> None:
+    for start in ("", TOOL_FORMATS[name].marks[0]):
+        pieces = [start, *[scrap] * 1500]
+        assert joined(feed(parser(name), ["".join(pieces)])) == joined(feed(parser(name), pieces))

@@ -29,7 +29,7 @@ class TaggedJson:
 
     def __call__(self, cursor: Cursor, output: Output) -> Steps:
         if self._bare:
-            yield from _bare_calls(cursor, output, self._begin)
+            yield from _bare_calls(cursor, output)
         while not output.is_full:
             mark = yield from cursor.text_before((self._begin,), output.text)
             if mark is None:
@@ -57,7 +57,7 @@ class TaggedJson:
                 yield from cursor.skip_blanks()
 
 
-def _bare_calls(cursor: Cursor, output: Output, begin: str) -> Steps:
+def _bare_calls(cursor: Cursor, output: Output) -> Steps:
     cursor.keep()
     yield from cursor.skip_blanks()
     fenced = (yield from cursor.take("```json")) or (yield from cursor.take("```"))
@@ -114,6 +114,8 @@ class JsonCall:
         self._known = known
         self._early: list[str] = []
         self._has_arguments = False
+        #: Name and arguments stand in an object of their own, as in OpenAI's `tool_calls`.
+        self._is_nested = False
 
     def read(self) -> Generator[None, None, bool]:
         """Read the object. False when it is not closed as JSON closes it; a call that has started is ended anyway."""
@@ -149,7 +151,8 @@ class JsonCall:
         if key in _NAME_KEYS and first == '"' and not self.started:
             cursor.skip(1)
             return self._name((yield from read_string(cursor)))
-        if key == "function" and first == "{" and not self.started:
+        if key == "function" and first == "{" and not self.started and not self._is_nested:
+            self._is_nested = True
             return (yield from self._read_members())
         if key in _ARGUMENT_KEYS and not self._has_arguments:
             return (yield from self._read_arguments(first))
