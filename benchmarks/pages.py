@@ -180,6 +180,8 @@ def steps(model: Path, page_size: int) -> dict[str, float]:
     for _ in range(50):  # Clocks and threads settle.
         timer.step_ms(16, 4000)
     positions = (1024, 2048, 4096, 6144, 8000)
+    for position in positions:
+        decode_ms(timer, position)  # Memory is touched.
     between = {position: decode_ms(timer, position) for position in positions}
     # The first token of the page that the position is in.
     borders = {p: decode_ms(timer, p // page_size * page_size) for p in positions if p >= page_size}

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from engine.engines import NUM_PAGES, POISON, SAMPLED, alone
 from engine.step_driver import RESULT_TIMEOUT_S, Driver
-from twinpath.scheduler import Coefficients, CostModel, LaneSettings, MemorySettings, Scheduler, SchedulerLimits, StepShape
+from twinpath.ipc.messages import PinnedPrompt, PinTemplate
+from twinpath.scheduler import (
+    Coefficients,
+    CostModel,
+    LaneSettings,
+    MemorySettings,
+    Scheduler,
+    SchedulerLimits,
+    StepShape,
+)
+from twinpath.scheduler.holdings import Holdings
 from twinpath.types import ErrorEvent, Event, FinishEvent, FinishReason, Request, SamplingParams, TokensEvent
 
 NUM_TOKENS = 12
@@ -153,6 +164,40 @@ def test_preemption_changes_no_answer(driver: Driver) -> None:
     bench.finish()
     assert bench.scheduler.num_preemptions > 0
     assert {name: bench.tokens(name) for name in right} == right
+
+
+@pytest.mark.parametrize("lanes", [None, "slices"])
+def test_sessions_and_templates_under_pressure_change_no_answer(driver: Driver, lanes: str | None) -> None:
+    """A pinned beginning, three sessions with a second turn each, and too few pages for all of them."""
+    rng = np.random.default_rng(21)
+    first = requests(rng, 10, num_tokens=24)
+    right = {r.request_id: alone(driver, r.prompt_ids, 24, **settings_of(r)) for r in first}
+    second = [
+        Request(
+            request_id=f"again {r.request_id}",
+            prompt_ids=[*r.prompt_ids, *right[r.request_id], *rng.integers(3, POISON, 9).tolist()],
+            sampling=r.sampling,
+        )
+        for r in first
+    ]
+    right |= {r.request_id: alone(driver, r.prompt_ids, 24, **settings_of(r)) for r in second}
+    bench = Bench(driver, 24, num_pages=16, lanes=LANES[lanes] if lanes else None)
+    beginning = PinnedPrompt("t", first[1].prompt_ids[:40], shared=True)
+    assert not Holdings(bench.scheduler).handle(PinTemplate(1, beginning))
+    bench.finish()
+    memory = bench.scheduler.memory
+    assert memory.pool.num_pinned == 40 // bench.engine.info.page_size
+    for turns in (first, second):
+        for index, request in enumerate(turns):
+            session = f"s{index % 3}" if index % 4 else ""
+            bench.note(bench.scheduler.add(msgspec.structs.replace(request, session=session)))
+            for _ in range(int(rng.integers(0, 4))):
+                bench.turn()
+        bench.finish()
+    assert {name: bench.tokens(name) for name in right} == right
+    [template] = memory.templates.all()
+    assert bench.scheduler.num_preemptions > 0 and template.num_hits > 0
+    assert memory.pool.num_kept > 0 and memory.pool.num_used == 0
 
 
 def test_stops_and_cancels_leave_the_others_alone(driver: Driver) -> None:
