@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import llguidance
 import pytest
+import tokenizers
+from tokenizers import decoders, pre_tokenizers
+from tokenizers.models import BPE
 
 from twinpath.api.schemas import ToolFunction
 from twinpath.api.tool_fields import ToolUse
 from twinpath.api.tool_grammar import tools_grammar
 from twinpath.errors import InvalidRequest
-from twinpath.grammar import schema_grammar
+from twinpath.grammar import Vocabulary, schema_grammar
 from twinpath.grammar.completion import byte_vocabulary
 from twinpath.grammar.source import plain, to_engine_text
 from twinpath.text.answer import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat, Message, MessageCall
+from twinpath.text.text_model import TextModel
+from twinpath.text.tokenizer import Tokenizer, TokenizerRules, byte_alphabet
 from twinpath.types import Grammar
 
 CITY: dict[str, Any] = {
@@ -145,3 +151,38 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused_with_its_place() -> 
     assert refused.value.param == "tools"
     grammar = tools_grammar(use(ToolFunction(name="f", parameters=loose)), answers)
     assert accepts(grammar, spelled("hermes", ("f", '{"a": [1, 1]}')))
+
+
+SPECIAL_MARKS = sorted(
+    {mark for form in TOOL_FORMATS.values() for mark in form.marks} - {"<tool_call>", "</tool_call>"}
+)
+
+
+@pytest.mark.parametrize("name", ["mistral", "mistral_v11", "deepseek_v3", "deepseek_v31", "kimi_k2", "tool_call_list"])
+def test_marks_that_are_control_tokens_are_demanded_as_tokens(name: str) -> None:
+    text = marked_model(tuple(SPECIAL_MARKS))
+    vocabulary = Vocabulary(text.tokenizer, text.tokenizer.vocab_size, text.stop_token_ids)
+    grammar = tools_grammar(use(PING), AnswerFormat(TOOL_FORMATS[name], None))
+    assert grammar is not None
+    engine_text = to_engine_text(grammar, vocabulary.split)
+    answer = spelled(name, ("ping", '{"a": 1}'))
+    tokens = text.tokenizer.encode_prompt(answer)
+    assert any(token in text.tokenizer.special_ids for token in tokens)
+    matcher = llguidance.LLMatcher(vocabulary.engine, engine_text)
+    assert matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
+    # The same characters as plain text are not what the model would write.
+    plain_tokens = text.tokenizer.encode(answer)
+    assert llguidance.LLMatcher(vocabulary.engine, engine_text).validate_tokens(plain_tokens) < len(plain_tokens)
+    # And the parser is shown them.
+    text = replace(text, answers=AnswerFormat(TOOL_FORMATS[name], None))
+    assert [call.arguments for call in read(name, text.answer_detokenizer().push(tokens))] == ['{"a": 1}']
+
+
+def marked_model(special: tuple[str, ...]) -> TextModel:
+    vocabulary = byte_alphabet() | {token: 256 + n for n, token in enumerate(("</s>", *special))}
+    backend = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["</s>", *special])
+    rules = TokenizerRules("byte_level", vocab_size=len(vocabulary))
+    return TextModel(tokenizer=Tokenizer(backend, rules), template=None, stop_token_ids=(256,), max_model_len=4096)
