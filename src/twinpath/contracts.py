@@ -85,10 +85,15 @@ class Constraints(Protocol):
         ...
 
 
+class AnswerComplete(Exception):
+    """Thrown into a `Generate` iterator: its reader has all it wants (a stop string came, a call is whole). The request
+    ends as when it is closed, but what it said belongs to its conversation."""
+
+
 class Generate(Protocol):
     """Request -> events, the one callable shape at api, gateway, replica and fake.
 
-    Closing the iterator (`aclose`) before its terminal event cancels the request.
+    Closing the iterator (`aclose`) before its terminal event cancels the request; so does `AnswerComplete`.
     """
 
     def __call__(self, request: Request) -> AsyncIterator[Event]: ...

@@ -105,3 +105,30 @@ def test_other_methods_are_refused(server: LiveServer) -> None:
     answer = server.post(SESSIONS, {})
     assert refusal(answer, 405) and answer.headers["allow"] == "GET, HEAD"
     assert server.post(f"{SESSIONS}/x", {}).headers["allow"] == "GET, HEAD, DELETE"
+
+
+def pages_of(server: LiveServer, name: str) -> int:
+    pages: int = server.http.get(f"{SESSIONS}/{name}").json()["pages"]
+    return pages
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_ends_at_a_stop_string_belongs_to_its_session(server: LiveServer, stream: bool) -> None:
+    """The engine hears of such an end as of one that left; what was said is kept all the same."""
+    name = {"x-session-id": f"stops {stream}"}
+    body = {"messages": [{"role": "user", "content": "[long]"}], "stop": "x" * 200, "stream": stream}
+    assert server.post(CHAT, body, headers=name).status_code == 200
+    server.wait_until(lambda: pages_of(server, f"stops {stream}") >= 200 // 16, "the answer's pages")
+
+
+def test_what_a_cancelled_answer_said_is_forgotten(server: LiveServer) -> None:
+    body = {"messages": [{"role": "user", "content": "[long]"}], "stream": True}
+    with (
+        server.client() as client,
+        client.stream("POST", CHAT, json=body, headers={"x-session-id": "leaves"}) as answer,
+    ):
+        lines = answer.iter_lines()
+        for _ in range(60):
+            next(lines)
+    server.wait_until(lambda: server.replica.num_inflight == 0, "the cancellation")
+    assert pages_of(server, "leaves") <= 2

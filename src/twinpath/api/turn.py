@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from math import ceil
 from time import monotonic
@@ -12,6 +12,7 @@ from typing import Literal
 from twinpath.api.deadlines import Service
 from twinpath.api.responses import TimedUsage, Timing
 from twinpath.api.transcript import Transcript
+from twinpath.contracts import AnswerComplete
 from twinpath.errors import EngineError, Overloaded, RequestError
 from twinpath.telemetry.tally import Tally
 from twinpath.text.answer import Part
@@ -135,6 +136,7 @@ class Turn:
                     await emit(piece)
                     self.stats.stalled_s += monotonic() - began
                     if stopped:
+                        await _say_complete(events)
                         return
                 elif isinstance(event, FinishEvent):
                     if event.reason is FinishReason.ABORT:
@@ -169,6 +171,13 @@ class Turn:
     def _conclude(self, reason: Finish) -> None:
         """An answer that was cut by its limit says so, whatever is in it."""
         self.finish_reason = "tool_calls" if reason == "stop" and self._transcript.num_calls else reason
+
+
+async def _say_complete(events: AsyncIterator[Event]) -> None:
+    """Leave with a whole answer, which is no cancellation: its session keeps it."""
+    if isinstance(events, AsyncGenerator):
+        with suppress(StopAsyncIteration, AnswerComplete):
+            await events.athrow(AnswerComplete())
 
 
 def _error_of(event: ErrorEvent) -> RequestError:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from time import monotonic
 from typing import Protocol
 
-from twinpath.contracts import Clock
+from twinpath.contracts import AnswerComplete, Clock
 from twinpath.errors import InvalidRequest, Overloaded, RateLimit
 from twinpath.gateway.holdings import Holdings
 from twinpath.gateway.launcher import Launcher
@@ -46,7 +46,7 @@ class ReplicaLike(Protocol):
 class _Stream:
     """Events of one request on their way to one reader."""
 
-    __slots__ = ("_events", "_followers", "_waiter", "ended", "started")
+    __slots__ = ("_events", "_followers", "_waiter", "complete", "ended", "started")
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
@@ -56,6 +56,8 @@ class _Stream:
         self.started = False
         #: The terminal event came.
         self.ended = False
+        #: The reader left because it has all it wanted.
+        self.complete = False
 
     def push(self, event: Event) -> None:
         self._events.append(event)
@@ -209,7 +211,11 @@ class Replica:
                 submitted = True
             while True:
                 event = await stream.next()
-                yield event
+                try:
+                    yield event
+                except AnswerComplete:
+                    stream.complete = True
+                    return
                 if not isinstance(event, TokensEvent | AdmittedEvent):
                     return
         finally:
@@ -259,7 +265,7 @@ class Replica:
     def _abandon(self, request_id: str, stream: _Stream) -> None:
         self._forget(request_id, stream)
         self._abandoned.add(request_id)
-        self._supervisor.send(Cancel(request_id))
+        self._supervisor.send(Cancel(request_id, stream.complete))
 
     def _forget(self, request_id: str, stream: _Stream) -> None:
         del self._streams[request_id]

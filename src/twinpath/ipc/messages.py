@@ -17,6 +17,8 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """Gateway -> engine: nobody waits for this request any more. Unknown or finished ids are ignored."""
 
     request_id: str
+    #: Its reader has a whole answer, which belongs to its session; else what it said is forgotten.
+    complete: bool = False
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):

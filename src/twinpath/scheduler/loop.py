@@ -184,8 +184,10 @@ class EngineLoop:
         match message:
             case Submit(request):
                 self._send(self._grammars.add(request))
-            case Cancel(request_id):
+            case Cancel(request_id, complete):
                 self._interrupt_for(request_id)
+                if complete:
+                    self._scheduler.roster.note_complete(request_id)
                 self._send(self._grammars.cancel(request_id))
             case Drain():
                 self._closing = True

@@ -120,6 +120,11 @@ class Roster:
         repeat = min(max_repeat, *(row.sequence.max_outputs - row.sequence.num_outputs for row in rows))
         return repeat if self.memory.extend_ahead(rows, repeat) else 1
 
+    def note_complete(self, request_id: str) -> None:
+        """Its reader has all it wanted: what it said belongs to the context."""
+        if request_id in self.sequences:
+            self.sequences[request_id].is_complete = True
+
     def end(self, sequence: Sequence) -> None:
         """The request is over for its caller; slot and pages follow once no outstanding plan touches them."""
         del self.sequences[sequence.request_id]
