@@ -16,10 +16,17 @@ from twinpath.api.responses_api.answers import DeletedResponse, ResponseBody
 from twinpath.api.responses_api.schemas import NEUTRAL_VALUES as RESPONSES_NEUTRAL_VALUES
 from twinpath.api.responses_api.schemas import ResponsesRequest
 from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest, Tool, ToolFunction
+from twinpath.api.sessions import SessionBody, SessionList
+from twinpath.api.templates import TemplateBody, TemplateList, TemplateRequest
 from twinpath.api.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
 _REF = "#/components/schemas/{name}"
 _STRUCTS = (
+    SessionBody,
+    SessionList,
+    TemplateRequest,
+    TemplateBody,
+    TemplateList,
     ChatCompletionRequest,
     Tool,
     CompletionRequest,
@@ -55,9 +62,11 @@ _EVENT = {
 _REFUSALS = {
     "400": "The request is not valid, or asks for what is not served; `param` names the field.",
     "401": "The API key is missing or wrong.",
+    "403": "The API key is not an administrator's.",
     "404": "No such model or route.",
     "405": "The route has other methods; see the Allow header.",
     "408": "The body did not arrive in time.",
+    "409": "There is no room for it, or it is there already.",
     "413": "The body is too large.",
     "429": "Too many requests wait; see Retry-After.",
     "500": "The engine or the server failed.",
@@ -80,6 +89,7 @@ def openapi_document(model_name: str) -> bytes:
             },
             "/v1/completions": {"post": _operation("createCompletion", CompletionRequest, Completion, streams=True)},
             **_dialect_paths(),
+            **_holding_paths(),
             "/v1/models": {"get": _get("listModels", "The served models.", ModelList)},
             "/v1/models/{id}": {
                 "get": {**_get("getModel", "One model.", ModelCard), "parameters": [_model_id(model_name)]}
@@ -154,6 +164,29 @@ def _dialect_paths() -> dict[str, Any]:
         "/v1/messages/count_tokens": {"post": count},
         "/tokenize": {"post": _operation("tokenize", TokenizeRequest, Tokenized)},
         "/detokenize": {"post": _operation("detokenize", DetokenizeRequest, Detokenized)},
+    }
+
+
+def _holding_paths() -> dict[str, Any]:
+    def named(name: str) -> list[dict[str, Any]]:
+        return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+
+    return {
+        "/v1/twinpath/sessions": {"get": _get("listSessions", "The caller's sessions.", SessionList)},
+        "/v1/twinpath/sessions/{id}": {
+            "parameters": named("id"),
+            "get": _get("getSession", "One session.", SessionBody),
+            "delete": _get("endSession", "It has ended.", SessionBody),
+        },
+        "/v1/twinpath/templates": {
+            "get": _get("listTemplates", "The pinned templates.", TemplateList),
+            "post": _operation("pinTemplate", TemplateRequest, TemplateBody),
+        },
+        "/v1/twinpath/templates/{name}": {
+            "parameters": named("name"),
+            "get": _get("getTemplate", "One template.", TemplateBody),
+            "delete": _get("unpinTemplate", "It is pinned no more.", TemplateBody),
+        },
     }
 
 
