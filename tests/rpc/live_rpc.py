@@ -23,7 +23,10 @@ MODEL = "org/scripted"
 ANSWER = "Paris is the capital."
 #: A bound that only a hang reaches.
 WAIT_S = 20.0
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 SCRIPTS = (
+    Script(match="18 degrees", text="It is 18 degrees."),
+    Script(match="weather", text=CALL, chunks=(1, 4, 2)),
     Script(match="[abcdef]", text="abcdef"),
     Script(match="[long]", text="x" * 3000, step_ms=2.0),
     Script(match="[fails at 2]", text="abc", fail_at=2),
@@ -101,7 +104,7 @@ async def live_rpc(**http: Any) -> AsyncIterator[LiveRpc]:
     engine = ScriptedEngine(ScriptFile(scripts=SCRIPTS, default=Script(text=ANSWER)), keep_plans=True)
     replica = Replica(LocalLauncher(engine))
     await replica.start()
-    entrance = build_entrance(config, byte_model(), replica)
+    entrance = build_entrance(config, byte_model(tool_format="hermes"), replica)
     server = RpcServer(entrance, config.http)
     server.bind("127.0.0.1", 0)
     await server.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import grpc
 import pytest
 
@@ -39,6 +41,33 @@ async def test_the_server_s_history_is_what_the_client_would_send(rpc: LiveRpc) 
     for call in (one, whole):
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_tool_loop(rpc: LiveRpc) -> None:
+    call = rpc.chat()
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
+    question = {"role": "user", "content": "What is the weather in Paris?"}
+    await call.write(wire.ChatRequest(messages=[question], tools=json.dumps(tools)))
+    starts, arguments, finish = [], "", None
+    while finish is None:
+        response = await call.read()
+        for part in response.parts:
+            assert not part.text, "markup in the content"
+            if part.WhichOneof("part") == "tool_call":
+                starts.append(part.tool_call)
+            arguments += part.tool_arguments.text
+        finish = response.finish if response.HasField("finish") else None
+    [start] = starts
+    assert (start.index, start.name, json.loads(arguments)) == (0, "get_weather", {"city": "Paris"})
+    assert finish.reason == "tool_calls"
+    # The server has kept the call and the tools: only the result is new.
+    await call.write(wire.ChatRequest(messages=[{"role": "tool", "content": "18 degrees", "tool_call_id": start.id}]))
+    text = ""
+    while not (response := await call.read()).HasField("finish"):
+        text += "".join(part.text for part in response.parts)
+    assert text == "It is 18 degrees."
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
 
 
 async def test_a_wrong_turn_ends_the_stream_with_its_status(rpc: LiveRpc) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
@@ -56,10 +56,16 @@ class Calls:
         self._log = log
         self._running: defaultdict[tuple[str, str], set[Call]] = defaultdict(set)
         self._draining = False
+        self._num_running = 0
+        self._empty = asyncio.Event()
 
-    def drain(self) -> None:
-        """Refuse new calls from now on."""
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new calls from now on, and wait for the running ones for so long."""
         self._draining = True
+        if self._num_running:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._empty.wait()
 
     @asynccontextmanager
     async def call(self, context: Context, path: str) -> AsyncIterator[Call]:
@@ -70,8 +76,8 @@ class Calls:
             if self._draining:
                 raise shutting_down()
             exchange.caller = self._keys.identify(call.scope)
-            await context.send_initial_metadata((("x-request-id", exchange.request_id),))
-            with self.know_as(call, exchange.request_id):
+            with self._counted(), self.know_as(call, exchange.request_id):
+                await context.send_initial_metadata((("x-request-id", exchange.request_id),))
                 yield call
             exchange.status = _OK
         except RequestError as error:
@@ -91,6 +97,16 @@ class Calls:
             await context.abort(grpc.StatusCode.INTERNAL, details_of(internal_error()))
         finally:
             self._report(exchange)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            if self._draining and not self._num_running:
+                self._empty.set()
 
     def know_as(self, call: Call, request_id: str) -> _Registration:
         """Let Abort find the call by an id of the client's own; `with` ends that."""

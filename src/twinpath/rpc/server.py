@@ -26,6 +26,8 @@ _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
+#: What the last statuses get to be sent, and calls that outlived their grace to end.
+FAREWELL_S = 0.5
 #: Streams of one channel. More are queued by the client.
 MAX_STREAMS = 1000
 #: A second server on the same port would get half of the calls.
@@ -69,8 +71,9 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, let running ones finish within `grace_s`, end the rest."""
         self._health.drain()
-        self._calls.drain()
-        await self._server.stop(grace_s)
+        # Not left to the library, which hangs up on new calls without a word of why.
+        await self._calls.drain(grace_s)
+        await self._server.stop(min(grace_s, FAREWELL_S))
 
 
 def _generation_handler(entrance: Entrance, calls: Calls) -> Any:
