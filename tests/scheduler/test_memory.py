@@ -221,3 +221,15 @@ def test_a_fast_request_starts_when_there_is_room_for_what_others_will_say() -> 
     one.run()
     assert one.scheduler.num_preemptions == 0
     assert one.tokens("a") == one.tokens("b") == [120] * 40
+
+
+def test_a_context_is_whole_though_a_twin_computed_it_first_and_was_evicted() -> None:
+    """Two requests compute one beginning side by side; the first one's pages are found, until they are taken back."""
+    one = bench(num_pages=16, step_tokens=8)
+    one.add(make_request("twin", "s" * 20, 1), turn("a", "s" * 20, 20))
+    while len(one.told["twin"]) < 2:
+        one.turn()
+    one.scheduler.memory.forget_prefixes()
+    one.run()
+    session = one.scheduler.memory.sessions.get("s")
+    assert session is not None and session.num_pages == 39 // 4

@@ -32,9 +32,11 @@ class Chain:
             return 0
         page_size = len(self.tokens) // len(self.keys)
         end = min(len(self.pages) * page_size, num_tokens)
+        if end < page_size or self.tokens[0] != tokens[0]:
+            return 0  # Of many chains most begin otherwise.
         differs = self.tokens[:end] != tokens[:end]
-        first = int(differs.argmax()) if end else 0
-        if end and differs[first]:
+        first = int(differs.argmax())
+        if differs[first]:
             end = first
         return end // page_size
 

@@ -306,6 +306,9 @@ class Memory:
         num_full = min(num_tokens // self._page_size, sequence.num_inserted_pages)
         keys = sequence.keys.keys[:num_full]
         num_bound = min(sequence.num_bound_pages, num_full)
+        for index in range(num_bound, num_full):
+            # Where another's page had the key first, and is gone by now, ours takes its place.
+            self.prefix.insert(keys[index], sequence.pages[index])
         pages = sequence.pages[:num_bound] + self.prefix.find(keys, num_bound)
         keys = keys[: len(pages)]
         tokens = sequence.tokens[: len(pages) * self._page_size].copy()
