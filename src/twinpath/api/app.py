@@ -15,6 +15,7 @@ from twinpath.api.completions import Completions
 from twinpath.api.deadline_metrics import watch_deadlines, watch_stalls
 from twinpath.api.deadlines import ServiceDesk
 from twinpath.api.generation import Door
+from twinpath.api.grammar_metrics import watch_grammars
 from twinpath.api.grammars import Grammars
 from twinpath.api.identity import KeyRing
 from twinpath.api.memory_metrics import watch_memory
@@ -77,6 +78,7 @@ def build_entrance(
     watch_deadlines(metrics, replica, config.slo)
     watch_stalls(metrics, replica, tracer)
     watch_memory(metrics, replica)
+    watch_grammars(metrics, replica)
     keys, report = KeyRing(config.http.api_keys, config.http.admin_keys), ExchangeReport(metrics)
     health = HealthChecks(replica, stall_s=stall_s)
     app: ASGIApp = _router(door, metrics, health)

@@ -110,7 +110,7 @@ class GrammarCompiler:
         matcher.deep_copy().compute_bitmask()  # The first mask builds what all later ones share.
         byte_matcher = compile_text(to_engine_text(grammar, plain), self._bytes)
         self.num_compiled += 1
-        return _Compiled(matcher, byte_matcher, Hints.of(grammar))
+        return _Compiled(matcher, byte_matcher, Hints.of(grammar, lambda text: len(self._vocabulary.tokenize(text))))
 
     def _constraint(self, compiled: _Compiled, request: Request) -> GrammarConstraint:
         hints = compiled.hints
@@ -118,7 +118,7 @@ class GrammarCompiler:
             compiled.matcher.deep_copy(),
             lambda: Completer(compiled.byte_matcher.deep_copy(), hints),
             self._vocabulary,
-            hints.jump_bytes,
+            hints.jump_tokens,
             request.sampling.min_tokens,
         )
 

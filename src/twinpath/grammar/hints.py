@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
@@ -17,12 +17,14 @@ from twinpath.types import Grammar
 _MAX_WORDS = 256
 #: Nested required objects are followed this deep.
 _MAX_DEPTH = 12
-#: Bytes of the shortest value of a type.
-_TYPE_BYTES = {"string": 2, "object": 2, "array": 2, "integer": 1, "number": 1, "boolean": 4, "null": 4}
+#: Tokens of the shortest value of a type, at most.
+_TYPE_TOKENS = {"string": 2, "object": 2, "array": 2, "integer": 1, "number": 1, "boolean": 2, "null": 2}
 #: In a language that is not JSON nothing is known: completions are checked before every token from here on.
 _UNKNOWN_JUMP = 16
 
 _encode = msgspec.json.encode
+#: Tokens that a text takes.
+Measure = Callable[[bytes], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,12 @@ class Hints:
     """`keys`: object keys with quotes and colon, the required and the later ones first. `constants`: JSON values, short
     ones first.
 
-    `jump_bytes`: what one token can add at most to the shortest completion, as far as the schema tells.
+    `jump_tokens`: what one token can add at most to the shortest completion, as far as the schema tells.
     """
 
     keys: tuple[bytes, ...] = ()
     constants: tuple[bytes, ...] = ()
-    jump_bytes: int = _UNKNOWN_JUMP
+    jump_tokens: int = _UNKNOWN_JUMP
     is_json: bool = False
     #: Ends the free text that comes first, and what begins it where it need not be there.
     marker: bytes = b""
@@ -46,32 +48,34 @@ class Hints:
         return Hints(
             (*self.keys, *other.keys)[:_MAX_WORDS],
             tuple(sorted({*self.constants, *other.constants}, key=len))[:_MAX_WORDS],
-            max(self.jump_bytes, other.jump_bytes),
+            max(self.jump_tokens, other.jump_tokens),
             self.is_json and other.is_json,
         )
 
     @staticmethod
-    def of(grammar: Grammar) -> Hints:
-        return replace(Hints._of_answer(grammar), marker=grammar.free_until.encode(), opener=grammar.free_from.encode())
+    def of(grammar: Grammar, measure: Measure) -> Hints:
+        answer = Hints._of_answer(grammar, measure)
+        return replace(answer, marker=grammar.free_until.encode(), opener=grammar.free_from.encode())
 
     @staticmethod
-    def _of_answer(grammar: Grammar) -> Hints:
+    def _of_answer(grammar: Grammar, measure: Measure) -> Hints:
         if grammar.kind == "json_schema":
             schema = msgspec.json.decode(grammar.source)
-            return _of_schemas([schema], _Sizes(schema).largest())
+            return _of_schemas([schema], _Sizes(schema, measure).largest())
         if grammar.kind == "tools":
             tools = msgspec.json.decode(grammar.source, type=ToolGrammar)
-            frames = [len((tools.separator + call.begin + call.end + tools.prefix).encode()) for call in tools.calls]
-            sizes = [_Sizes(call.schema).largest() for call in tools.calls]
+            ends = [tools.separator + call.begin + call.end + tools.prefix for call in tools.calls]
+            frames = [measure(text.encode()) for text in ends]
+            sizes = [_Sizes(call.schema, measure).largest() for call in tools.calls]
             found = _of_schemas([call.schema for call in tools.calls], max(map(sum, zip(frames, sizes, strict=True))))
-            return found if tools.otherwise is None else found.joined(Hints._of_answer(tools.otherwise))
+            return found if tools.otherwise is None else found.joined(Hints._of_answer(tools.otherwise, measure))
         if grammar.kind == "choice":
             words = msgspec.json.decode(grammar.source, type=list[str])
             return Hints(constants=tuple(sorted((word.encode() for word in words), key=len))[:_MAX_WORDS])
         return Hints()
 
 
-def _of_schemas(schemas: list[Any], jump_bytes: int) -> Hints:
+def _of_schemas(schemas: list[Any], jump_tokens: int) -> Hints:
     required: list[bytes] = []
     optional: list[bytes] = []
     constants: set[bytes] = set()
@@ -86,7 +90,7 @@ def _of_schemas(schemas: list[Any], jump_bytes: int) -> Hints:
         if len(required) + len(optional) + len(constants) > 4 * _MAX_WORDS:
             break
     keys = tuple(dict.fromkeys((*required, *optional)))[:_MAX_WORDS]
-    return Hints(keys, tuple(sorted(constants, key=len))[:_MAX_WORDS], jump_bytes, is_json=True)
+    return Hints(keys, tuple(sorted(constants, key=len))[:_MAX_WORDS], jump_tokens, is_json=True)
 
 
 def _nodes(schemas: list[Any]) -> Iterable[dict[str, Any]]:
@@ -99,10 +103,11 @@ def _nodes(schemas: list[Any]) -> Iterable[dict[str, Any]]:
 
 
 class _Sizes:
-    """Bytes of the shortest instances, where a choice counts as its largest branch: a token may take that one."""
+    """Tokens of the shortest instances, where a choice counts as its largest branch: a token may take that one."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, measure: Measure) -> None:
         self._root = root
+        self._measure = measure
         self._known: dict[int, int] = {}
 
     def largest(self) -> int:
@@ -120,19 +125,21 @@ class _Sizes:
         if "$ref" in node:
             return self._of(self._target(node["$ref"]), depth)
         if "const" in node:
-            return len(_encode(node["const"]))
+            return self._measure(_encode(node["const"]))
         if isinstance(node.get("enum"), list):
-            return max(len(_encode(value)) for value in node["enum"])
+            return max(self._measure(_encode(value)) for value in node["enum"])
         branches = [b for k in ("anyOf", "oneOf", "allOf") for b in node.get(k, []) if isinstance(node.get(k), list)]
         kinds = node.get("type", [])
-        size = max([_TYPE_BYTES.get(kind, 2) for kind in (kinds if isinstance(kinds, list) else [kinds])], default=2)
+        size = max([_TYPE_TOKENS.get(kind, 2) for kind in (kinds if isinstance(kinds, list) else [kinds])], default=2)
         return max([size + self._inside(node, depth), *(self._of(branch, depth) for branch in branches)])
 
     def _inside(self, node: dict[str, Any], depth: int) -> int:
         size = int(_number(node.get("minLength"))) + len(str(node.get("minimum", "")))
         properties = node.get("properties")
         if isinstance(properties, dict) and isinstance(node.get("required"), list):
-            size += sum(len(_encode(n)) + 2 + self._of(properties.get(n, {}), depth) for n in node["required"])
+            size += sum(
+                self._measure(_encode(n)) + 2 + self._of(properties.get(n, {}), depth) for n in node["required"]
+            )
         return size + int(_number(node.get("minItems"))) * (1 + self._of(node.get("items", {}), depth))
 
     def _target(self, reference: str) -> Any:

@@ -11,7 +11,7 @@ from twinpath.grammar.completion import Completer
 from twinpath.grammar.vocabulary import Vocabulary
 from twinpath.types import Int32s
 
-#: No token of a vocabulary adds more closing brackets than it has bytes; longer ones are runs of blanks and dashes.
+#: Bytes of completions looked at for each token left; few tokens are longer.
 _TOKEN_BYTES = 16
 #: Completions longer than this are not looked for.
 _MAX_COMPLETION_BYTES = 16 * 1024
@@ -43,15 +43,20 @@ class GrammarConstraint:
         self._before_last: Completer | None = None
         #: Text that the completer has not been told.
         self._unseen = bytearray()
-        self._jump_tokens = jump_tokens + _TOKEN_BYTES
+        self._jump_tokens = jump_tokens + vocabulary.most_openers + 1  # And itself.
         self._min_tokens = min_tokens
         self._num_tokens = 0
         #: A legal way to the end from where the matcher stands; None: not looked for, or not found.
         self._completion: list[int] | None = None
+        #: Searches in a row that found no way that fits.
+        self._num_misses = 0
         #: Tokens of `_completion` that were forced so far.
         self._num_forced = 0
-        #: The way to the end is looked at again when this many tokens are left; None: at the next token.
-        self._check_at: int | None = None
+        #: The way to the end is looked at again when so many tokens are left.
+        self._check_at = 0
+        #: It is to be looked at with the next mask, where that waits for no one.
+        self._must_look = True
+        self._last_token: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -60,7 +65,8 @@ class GrammarConstraint:
         return self.error is None and bool(self._matcher.is_stopped())
 
     def fill(self, words: Int32s, num_left: int) -> None:
-        if self._num_tokens == 0 and self._check_at is None and self.error is None:
+        if self._must_look and self.error is None:
+            self._must_look = False
             self._fits(num_left)
         if self.error is not None or self.closed_out:
             words[:] = 0
@@ -84,22 +90,27 @@ class GrammarConstraint:
             self._fail("the engine sampled a token that the grammar forbids")
             return True
         self._unseen += self._vocabulary.token_bytes(token)
-        if not self._matcher.is_stopped() and (self._check_at is None or num_left <= self._check_at):
+        self._last_token = token
+        if num_left <= self._check_at and not self._matcher.is_stopped():
             known = self._completion
-            if not self._fits(num_left, token) and known is not None and self._closes_before(token, known, num_left):
+            if known is None or num_left > len(known) + 2 * self._jump_tokens:
+                self._must_look = True  # There is room for a token more, whatever this one has opened.
+            elif not self._fits(num_left) and self._closes_before(token, known, num_left):
                 return False
         self._num_tokens += 1
         return True
 
-    def _fits(self, num_left: int, token: int | None = None) -> bool:
+    def _fits(self, num_left: int) -> bool:
         """Whether a way to the end fits the tokens left; notes it, and forces it when it fills them."""
-        completion = self._completion if self._still_leads_to_the_end() else self._search(num_left, token)
+        completion = self._completion if self._still_leads_to_the_end() else self._search(num_left)
         if completion is None or len(completion) > num_left:
-            self._check_at = num_left - 1
+            # Perhaps there is none, and every look costs as much as a token: seldom, then.
+            self._check_at = num_left - (1 << self._num_misses)
+            self._num_misses += 1
             return False
-        self._completion = completion
+        self._completion, self._num_misses = completion, 0
         slack = num_left - len(completion)
-        self._check_at = num_left - max(1, slack // self._jump_tokens)
+        self._check_at = num_left - max(1, slack // self._jump_tokens - 2)
         if not slack and completion:
             self._close_out(completion)
         return True
@@ -111,10 +122,10 @@ class GrammarConstraint:
         tokens = [*known, self._vocabulary.end_ids[0]]
         return bool(self._matcher.validate_tokens(tokens) == len(tokens))
 
-    def _search(self, num_left: int, token: int | None) -> list[int] | None:
+    def _search(self, num_left: int) -> list[int] | None:
         if self._completer is None:
             self._completer = self._make_completer()
-        last = b"" if token is None else self._vocabulary.token_bytes(token)
+        last = b"" if self._last_token is None else self._vocabulary.token_bytes(self._last_token)
         self._completer.feed(bytes(self._unseen.removesuffix(last)))
         self._before_last = self._completer.copy()
         self._completer.feed(last)

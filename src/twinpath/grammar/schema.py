@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,7 +20,7 @@ from twinpath.types import Grammar
 #: Limits of one schema; each is compiled in well under a second at its limit (docs/structured-output.md).
 MAX_SCHEMA_BYTES = 512 * 1024
 MAX_NODES = 5_000
-MAX_DEPTH = 64
+MAX_DEPTH = 48
 MAX_PROPERTIES = 1_000
 MAX_ENUM = 20_000
 #: `multipleOf` becomes an automaton of as many states as its significant digits spell.
@@ -114,8 +115,11 @@ class _Walk:
         self._param = param
         self._close_objects = close_objects
         self._num_nodes = 0
+        nodes = list(islice(_all_nodes(root), MAX_NODES))
+        # With ids, pointers start at the nearest: left to the grammar engine.
+        self._has_ids = any("$id" in node for node in nodes)
         # A definition that is combined with other schemas somewhere must stay open.
-        self._closes_definitions = not _combines(root)
+        self._closes_definitions = not any("allOf" in n or ("$ref" in n and "properties" in n) for n in nodes)
 
     def node(self, schema: Any, path: str, depth: int, *, closable: bool) -> dict[str, Any] | bool:
         self._num_nodes += 1
@@ -172,7 +176,7 @@ class _Walk:
         reference = schema.get("$ref")
         if reference is not None and not isinstance(reference, str):
             raise self._refused(f"{path}/$ref", "a string is wanted")
-        if reference is not None and reference.startswith("#/") and "$id" not in self._root:
+        if reference is not None and reference.startswith("#/") and not self._has_ids:
             self._check_pointer(reference, path)
         for keyword in _COUNTS:
             if isinstance(value := schema.get(keyword), float) and value.is_integer():
@@ -213,23 +217,19 @@ def subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         value, below = schema[keyword], f"{path}/{keyword}"
         if keyword in _ONE and not isinstance(value, list):
             yield below, value
-        elif keyword in (*_MANY, *_ONE):
+        elif keyword in (*_MANY, *_ONE) and isinstance(value, list):
             yield from ((f"{below}/{index}", item) for index, item in enumerate(value))
-        elif keyword in _NAMED:
+        elif keyword in _NAMED and isinstance(value, dict):
             yield from ((f"{below}/{_escape(name)}", item) for name, item in value.items())
 
 
-def _combines(root: dict[str, Any]) -> bool:
-    """Whether some node is more than its `$ref`, or an `allOf`: then schemas overlap."""
+def _all_nodes(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
     stack: list[Any] = [root]
-    num_nodes = 0
-    while stack and num_nodes <= MAX_NODES:
+    while stack:
         node = stack.pop()
-        num_nodes += 1
-        if isinstance(node, dict) and ("allOf" in node or ("$ref" in node and "properties" in node)):
-            return True
-        stack += [child for _, child in subschemas(node)]
-    return False
+        if isinstance(node, dict):
+            yield node
+            stack += [child for _, child in subschemas(node)]
 
 
 def _asks_for_nothing(keyword: str, value: Any) -> bool:

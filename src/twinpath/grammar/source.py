@@ -30,7 +30,10 @@ def plain(text: str) -> Iterable[tuple[str, int | None]]:
 def to_engine_text(grammar: Grammar, split: Split) -> str:
     """Raises: InvalidRequest when the text of a Lark or EBNF grammar cannot be read."""
     if grammar.kind == "json_schema" and not grammar.free_until:
-        return LLMatcher.grammar_from_json_schema(grammar.source)
+        try:
+            return LLMatcher.grammar_from_json_schema(grammar.source)
+        except ValueError as error:  # Its parser is nested less deeply than ours.
+            raise InvalidRequest(f"The grammar cannot be used: {error}", code="invalid_grammar") from None
     main, others = _lark_of(grammar, split)
     if grammar.free_until:
         main = main.replace("start:", "answer:", 1)

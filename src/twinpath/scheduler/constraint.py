@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twinpath.contracts import Constraint
 from twinpath.scheduler.chunk import Row
 from twinpath.scheduler.sequence import Sequence
 from twinpath.types import ErrorEvent, Int32s, TokenMasks
@@ -19,11 +20,20 @@ def masks_for(rows: list[Row], vocab_size: int) -> TokenMasks | None:
 
 
 def fill_masks(masks: TokenMasks, rows: list[Row]) -> None:
+    """Every constraint's, where its sequence stands."""
     for segment, words in zip(masks.segments.tolist(), masks.words, strict=True):
         sequence = rows[segment].sequence
         assert sequence.constraint is not None
-        sequence.constraint.fill(words, sequence.max_outputs - sequence.num_outputs)
+        _fill(sequence.constraint, words, sequence.max_outputs - sequence.num_outputs)
     masks.ready.set()
+
+
+def _fill(constraint: Constraint, words: Int32s, num_left: int) -> None:
+    try:
+        constraint.fill(words, num_left)
+    except Exception as error:  # This request fails, and no step waits for ever.
+        words[:] = 0
+        constraint.error = f"the grammar cannot be followed: {type(error).__name__}: {error}"
 
 
 def counted(sequence: Sequence, new_tokens: list[int]) -> list[int] | None:

@@ -302,7 +302,7 @@ class Scheduler:
         return build_plan(step, tuple(inits), self.memory.residency.block_tables)
 
     def fill_masks(self) -> None:
-        """Fill the masks of the plan made last: after its `submit`, so that an engine's step goes on meanwhile."""
+        """Fill the masks of the plan made last: after its `submit`, so that a device's step goes on meanwhile."""
         step = self._outstanding[-1]
         if step.masks is not None:
             fill_masks(step.masks, step.rows)
