@@ -48,6 +48,7 @@ class Vocabulary:
         self._spelling = spelling
         special = spelling.special_ids | set(end_ids)
         tokens = [_marked(spelling.token_bytes(i), i in special) for i in range(min(size, spelling.vocab_size))]
+        tokens += [b""] * (size - len(tokens))  # Rows without a token: never legal.
         #: Most brackets that one token opens, and so the most that it adds to the way to the end by them.
         self.most_openers = max(token.count(b"[") + token.count(b"{") for token in tokens)
         self._single = {token[0]: i for i, token in enumerate(tokens) if len(token) == 1}
