@@ -29,7 +29,7 @@ def test_decode_rows_come_from_their_slots(device: torch.device) -> None:
     results = []
     for module in (launch, reference):
         out = (ints(9, 9, 9, 9), ints(9, 9, 9, 9), torch.full((4, 4), 9, dtype=torch.int32, device=device))
-        module.feed_decode(rows, *out, 16)
+        module.feed_decode(rows, 3, *out, 16)
         results.append([part.tolist() for part in out])
     assert results[0] == results[1]
     assert results[0][:2] == [[7, 16, 0, 9], [33, 16, -1, 9]]

@@ -17,7 +17,7 @@ from twinpath.engine.cuda_forward import Forward
 from twinpath.engine.cuda_library import make_library
 from twinpath.engine.cuda_memory import CudaOptions, describe_memory, fitting_pages, reserve_bytes
 from twinpath.engine.cuda_ops import plain_operations, triton_operations
-from twinpath.engine.cuda_slots import SlotTables
+from twinpath.engine.cuda_slots import SlotTables, aligned
 from twinpath.engine.cuda_step import Job, StepLauncher
 from twinpath.engine.cuda_weights import PackedWeights, allocate_kv
 from twinpath.engine.plan_check import check_plan
@@ -46,7 +46,7 @@ class CudaEngine:
         self.weights = weights
         max_model_len = options.max_model_len or spec.max_position
         num_pages = options.num_pages or fitting_pages(weights, options, max_model_len)
-        max_pages = -(-max_model_len // options.page_size)
+        max_pages = aligned(-(-max_model_len // options.page_size))
         kv = allocate_kv(spec, num_pages, options.page_size, device, dtype)
         operations = triton_operations() if options.kernels == "triton" else plain_operations()
         self._info = EngineInfo(
@@ -65,7 +65,8 @@ class CudaEngine:
         )
         tables = SlotTables(options.max_slots, spec.vocab_size, max_model_len, max_pages, device)
         library = make_library(weights, options, max_model_len)
-        forward = Forward(weights, kv, operations, options.max_step_tokens, options.max_slots, tiling, library)
+        max_rows, max_picks = aligned(options.max_step_tokens), aligned(options.max_slots)
+        forward = Forward(weights, kv, operations, max_rows, max_picks, tiling, library)
         self._launcher = StepLauncher(forward, operations, tables, self._info, tiling)
         if options.graphs:
             from twinpath.engine.cuda_decode import DecodeStep  # needs Triton, which a CPU may lack

@@ -32,10 +32,6 @@ class Chunk:
     slot: int
 
 
-#: Up to here memory is what the products wait for.
-_SHORT_ROWS = 256
-
-
 def forward_bytes(weights: PackedWeights, max_rows: int, max_picks: int) -> int:
     """Bytes of `Forward`'s buffers."""
     spec, size = weights.spec, weights.embed.element_size()
@@ -85,14 +81,11 @@ class Forward:
         """
         weights, spec, num_rows = self._weights.layers[index], self._weights.spec, len(residual)
         x, change = self._x[:num_rows], self._change[:num_rows]
-        # Beside few rows a product is as fast as its weights come.
-        is_short = num_rows <= _SHORT_ROWS
-        ahead = (weights.qkv, weights.o, weights.gate_up, weights.down) if is_short else (None,) * 4
-        self._add_change(index - 1, residual, weights.attn_norm, has_change=not first, ahead=ahead[0])
+        self._add_change(index - 1, residual, weights.attn_norm, has_change=not first)
         qkv, q, attended = self._qkv[:num_rows], self._q[:num_rows], self._attended[:num_rows]
         torch.mm(x, weights.qkv.t(), out=qkv)
         rope, pages = self._weights.rope_tables[spec.layer_rope[index]], (self._kv.k[index], self._kv.v[index])
-        self._ops.rotate_append(qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape, ahead[1])
+        self._ops.rotate_append(qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape)
         self._ops.attend(q, rows, pages, attended, spec.attn_scale, spec.layer_window[index], self.shape, self._tiling)
         for chunk in chunks:
             assert self.library is not None
@@ -101,12 +94,10 @@ class Forward:
             self.library.attend(q[own], table, chunk.start, pages, attended[own], spec.attn_scale)
         torch.mm(attended, weights.o.t(), out=change)
         post = weights.post_norms[0] if weights.post_norms else None
-        self._ops.add_norm(
-            residual, change, weights.mlp_norm, x, spec.norm_eps, bias=weights.o_bias, post_weight=post, ahead=ahead[2]
-        )
+        self._ops.add_norm(residual, change, weights.mlp_norm, x, spec.norm_eps, bias=weights.o_bias, post_weight=post)
         gate_up, gated = self._gate_up[:num_rows], self._gated[:num_rows]
         torch.mm(x, weights.gate_up.t(), out=gate_up)
-        self._ops.gate(gate_up, spec.activation, gated, ahead[3])
+        self._ops.gate(gate_up, spec.activation, gated)
         torch.mm(gated, weights.down.t(), out=change)
 
     def finish_layers(self, last_layer: int, residual: Tensor) -> None:
@@ -133,11 +124,10 @@ class Forward:
         next_norm: Tensor | None,
         *,
         has_change: bool,
-        ahead: Tensor | None = None,
     ) -> None:
         num_rows, eps = len(residual), self._weights.spec.norm_eps
         post = None
         if has_change and (norms := self._weights.layers[last_layer].post_norms):
             post = norms[1]
         change = self._change[:num_rows] if has_change else None
-        self._ops.add_norm(residual, change, next_norm, self._x[:num_rows], eps, post_weight=post, ahead=ahead)
+        self._ops.add_norm(residual, change, next_norm, self._x[:num_rows], eps, post_weight=post)

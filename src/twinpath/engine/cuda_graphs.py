@@ -13,6 +13,7 @@ from twinpath.engine.cuda_forward import Forward
 from twinpath.engine.cuda_inputs import InputViews
 from twinpath.engine.cuda_ops import Operations
 from twinpath.engine.cuda_rows import Shape
+from twinpath.engine.cuda_slots import aligned
 from twinpath.kernels.sampler.spec import SlotState, Workspace
 from twinpath.types import EngineInfo
 
@@ -65,7 +66,7 @@ class StepGraphs:
 
 
 def decode_shape(tier: int) -> Shape:
-    return Shape(tier, 0, tier)
+    return Shape(aligned(tier), 0, aligned(tier))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,9 @@ def _capture_decode(c: Captures, step: DecodeStep, tier: int, pool: Pool) -> Dec
     views, buffers = c.views(decode_shape(tier)), step.buffers
 
     def forward() -> None:
-        c.operations.feed_decode(views.rows, buffers.tokens, buffers.positions, buffers.block_tables, c.info.page_size)
+        c.operations.feed_decode(
+            views.rows, tier, buffers.tokens, buffers.positions, buffers.block_tables, c.info.page_size
+        )
         step.launch(tier)
 
     def whole(greedy: bool) -> None:

@@ -20,7 +20,7 @@ class ResidualStore:
         self._kept: dict[int, tuple[weakref.ref[Float32s], Tensor]] = {}
 
     def begin(self, array: Float32s) -> Tensor:
-        """A buffer for the chunk that `array` names, from its first layer on."""
+        """A buffer [max_rows, hidden] for the chunk that `array` names, from its first layer on."""
         kept = self._kept.pop(id(array), None)
         if kept is not None:
             buffer = kept[1]
@@ -30,7 +30,7 @@ class ResidualStore:
             dead = [key for key, (ref, _) in self._kept.items() if ref() is None]
             buffer = self._kept.pop(dead[0] if dead else next(iter(self._kept)))[1]
         self._kept[id(array)] = (weakref.ref(array), buffer)
-        return buffer[: len(array)]
+        return buffer
 
     def resume(self, array: Float32s) -> Tensor:
         """The buffer that an earlier slice of the chunk left.
@@ -41,4 +41,4 @@ class ResidualStore:
         if kept is None or kept[0]() is not array:
             raise EngineError("the chunk's residual is not on the device any more: it must begin at layer 0 again")
         self._kept[id(array)] = kept
-        return kept[1][: len(array)]
+        return kept[1]

@@ -148,7 +148,7 @@ class Binder:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Capacities of one step's input block: rows, query tiles, sampled rows."""
+    """Capacities of one step's input block: rows, query tiles, sampled rows; rows and sampled rows are aligned."""
 
     rows: int
     tiles: int

@@ -13,6 +13,14 @@ from torch import Tensor
 from twinpath.kernels.sampler.spec import NUM_FLOATS, NUM_INTS, SlotState, settings
 from twinpath.types import Int32s, SamplingParams
 
+#: Rows of a step and of a page table are padded to this: kernels are compiled once, for aligned addresses.
+ALIGNMENT = 16
+
+
+def aligned(num: int) -> int:
+    """`num` rounded up."""
+    return -(-num // ALIGNMENT) * ALIGNMENT
+
 
 class SlotTables:
     """Device tables of `num_slots` slots.
@@ -24,14 +32,16 @@ class SlotTables:
         width = longest + 1
         self._floats_at = 0
         self._ints_at = 2 * num_slots * NUM_FLOATS
-        self._tables_at = self._ints_at + 2 * num_slots * NUM_INTS
+        self._tables_at = aligned(self._ints_at + 2 * num_slots * NUM_INTS)
         history_at = self._tables_at + num_slots * max_pages
         self.words = torch.zeros(history_at + num_slots * width, dtype=torch.int32, device=device)
         self.tables: Tensor = self.words[self._tables_at : history_at].view(num_slots, max_pages)
         self.history: Tensor = self.words[history_at:].view(num_slots, width)
         self.state = SlotState(
             floats=self.words[: self._ints_at].view(torch.float64).view(num_slots, NUM_FLOATS),
-            ints=self.words[self._ints_at : self._tables_at].view(torch.int64).view(num_slots, NUM_INTS),
+            ints=self.words[self._ints_at : self._ints_at + 2 * num_slots * NUM_INTS]
+            .view(torch.int64)
+            .view(num_slots, NUM_INTS),
             history=self.history,
             counts=torch.zeros(num_slots, vocab_size, dtype=torch.int32, device=device),
             bias=torch.zeros(num_slots, vocab_size, dtype=torch.float64, device=device),

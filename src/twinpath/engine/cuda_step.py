@@ -20,7 +20,7 @@ from twinpath.engine.cuda_memory import NUM_RESIDUALS
 from twinpath.engine.cuda_ops import Operations
 from twinpath.engine.cuda_residuals import ResidualStore
 from twinpath.engine.cuda_rows import Binder, Shape, StepRows, write_rows
-from twinpath.engine.cuda_slots import SlotTables
+from twinpath.engine.cuda_slots import SlotTables, aligned
 from twinpath.engine.step_output import StepOutput
 from twinpath.kernels.prefill_attention.spec import AttentionTiling, rows_per_tile
 from twinpath.kernels.sampler.slots import fill_tables
@@ -74,10 +74,11 @@ class StepLauncher:
         self._graphs: StepGraphs | None = None
         self._binder = Binder(tables, info)
         self._tile_rows = rows_per_tile(forward.shape, tiling)
-        rings, picks = info.depth + 2, info.max_slots
+        rings, picks = info.depth + 2, aligned(info.max_slots)
         self._blocks = InputBlocks(rings, self._shape(info.max_step_tokens).num_words + 2 * tables.max_updates, device)
-        self._residual = torch.zeros(info.max_step_tokens, info.hidden_size, dtype=torch.float32, device=device)
-        self._residuals = ResidualStore(NUM_RESIDUALS, info.max_step_tokens, info.hidden_size, device)
+        max_rows = aligned(info.max_step_tokens)
+        self._residual = torch.zeros(max_rows, info.hidden_size, dtype=torch.float32, device=device)
+        self._residuals = ResidualStore(NUM_RESIDUALS, max_rows, info.hidden_size, device)
         self._work = Workspace.allocate(picks, info.vocab_size, device)
         pinned = device.type == "cuda"
         self._results = [torch.zeros(2, picks, dtype=torch.int32, pin_memory=pinned) for _ in range(rings)]
@@ -188,8 +189,8 @@ class StepLauncher:
         ]
 
     def _shape(self, num_rows: int) -> Shape:
-        slots = self._info.max_slots
-        return Shape(num_rows, num_rows // self._tile_rows + min(slots, num_rows), min(slots, num_rows))
+        slots = min(self._info.max_slots, num_rows)
+        return Shape(aligned(num_rows), num_rows // self._tile_rows + slots, aligned(slots))
 
     def _views(self, shape: Shape) -> InputViews:
         return self._blocks.views(shape, self._tables.tables, self._tables.history)
@@ -213,11 +214,12 @@ class StepLauncher:
     def _forward_pieces(self, job: Job, shape: Shape, chunks: list[Chunk]) -> list[Piece]:
         plan, views = job.plan, self._views(shape)
         if plan.residual is None:
-            residual = self._residual[: shape.rows]
+            residual = self._residual
         elif plan.layer_begin == 0:
             residual = self._residuals.begin(plan.residual)
         else:
             residual = self._residuals.resume(plan.residual)
+        residual = residual[: shape.rows]
         finish = Piece(partial(self._finish_forward, job, views, residual), 0, may_wait=plan.masks is not None)
         is_whole = plan.layer_begin == 0 and plan.layer_end == self._info.num_layers
         if self._graphs is not None and is_whole and plan.residual is None and shape.rows in self._graphs.prefill:

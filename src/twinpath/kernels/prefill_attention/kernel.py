@@ -92,7 +92,7 @@ def prefill_attention_kernel(
     tl.store(out + cells, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def gather_kernel(
     table, k_pages, v_pages, k_out, v_out, num_tokens,
     K: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
@@ -108,7 +108,7 @@ def gather_kernel(
     tl.store(v_out + target, tl.load(v_pages + source, mask=inside, other=0.0), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def merge_kernel(
     out, out_row, out_head, lse, part, part_row, part_head, part_lse, num_rows,
     D: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, HAS_OUT: tl.constexpr,

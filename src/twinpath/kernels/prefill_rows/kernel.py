@@ -1,29 +1,9 @@
-"""Row kernels in Triton. The residual stream is float32; what goes into a matrix product has the model's type.
-
-While they run, memory would idle: programs beyond the rows ask L2 for the first bytes of the weights that come next.
-"""
+"""Row kernels in Triton. The residual stream is float32; what goes into a matrix product has the model's type."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from twinpath.kernels.tile import await_previous_kernel
-
-
-@triton.jit
-def _prefetch(weights, index, row_size, CHUNKS: tl.constexpr):
-    """Program `index` asks for 128 KiB: of every row of 16-bit weights the first CHUNKS KiB."""
-    piece = index.to(tl.int64) * 128 + tl.arange(0, 128)
-    offset = piece // CHUNKS * row_size + piece % CHUNKS * 512
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], 1024; mov.b32 $0, 0;",
-        "=r,l",
-        [weights + offset],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -53,17 +33,12 @@ def embed_kernel(
 
 @triton.jit
 def add_norm_kernel(
-    residual, delta, delta_bias, post_weight, weight, out, picked, hidden, eps, num_rows, next_weights, next_size,
+    residual, delta, delta_bias, post_weight, weight, out, picked, hidden, eps,
     HAS_DELTA: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_POST: tl.constexpr, HAS_OUT: tl.constexpr,
-    IS_PICKED: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
+    IS_PICKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """residual += norm(delta + bias), each part optional; out = norm(residual). `picked` names the rows to read."""
     row = tl.program_id(0).to(tl.int64)
-    if CHUNKS > 0:  # noqa: SIM102 - decided when compiled
-        if row >= num_rows:
-            _prefetch(next_weights, row - num_rows, next_size, CHUNKS)
-            return
-    await_previous_kernel(PDL)
     offsets = tl.arange(0, BLOCK)
     inside = offsets < hidden
     source = row
@@ -88,19 +63,11 @@ def add_norm_kernel(
 @triton.jit
 def rotate_append_kernel(
     qkv, bias, q_norm, k_norm, rope, positions, slots, tables, max_pages, q_out, k_pages, v_pages, eps,
-    num_rows, next_weights, next_size,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-    CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Head norms and rotation of q and k; q to `q_out`, k and v to their page. Programs (row, 0 q | 1 k | 2 v)."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if CHUNKS > 0:  # noqa: SIM102 - decided when compiled
-        if row >= num_rows:
-            if part == 0:
-                _prefetch(next_weights, row - num_rows, next_size, CHUNKS)
-            return
-    await_previous_kernel(PDL)
     slot = tl.load(slots + row).to(tl.int64)
     num_heads = tl.where(part == 0, H, K)
     first_head = tl.where(part == 0, 0, tl.where(part == 1, H, H + K))
@@ -145,18 +112,9 @@ def rotate_append_kernel(
 
 
 @triton.jit
-def gate_kernel(
-    gate_up, out, inner, num_rows, next_weights, next_size,
-    IS_GELU: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+def gate_kernel(gate_up, out, inner, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
     """out = act(gate) * up, gates in the first half of a row."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if CHUNKS > 0:  # noqa: SIM102 - decided when compiled
-        if row >= num_rows:
-            if block == 0:
-                _prefetch(next_weights, row - num_rows, next_size, CHUNKS)
-            return
-    await_previous_kernel(PDL)
     offsets = block * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < inner
     dtype = out.dtype.element_ty

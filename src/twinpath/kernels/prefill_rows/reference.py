@@ -29,7 +29,6 @@ def add_norm(
     bias: Tensor | None = None,
     post_weight: Tensor | None = None,
     picked: Tensor | None = None,
-    ahead: Tensor | None = None,
 ) -> None:
     x = residual if picked is None else residual[picked.clamp(min=0).long()]
     if delta is not None:
@@ -50,7 +49,6 @@ def rotate_append(
     q: Tensor,
     pages: tuple[Tensor, Tensor],
     shape: HeadShape,
-    ahead: Tensor | None = None,
 ) -> None:
     dtype, size = qkv.dtype, shape.head_dim
     values = qkv if bias is None else (qkv.float() + bias).to(dtype)
@@ -70,7 +68,7 @@ def rotate_append(
     pages[1][page, :, cell] = own.to(dtype)[is_row]
 
 
-def gate(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"], out: Tensor, ahead: Tensor | None = None) -> None:
+def gate(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"], out: Tensor) -> None:
     gates, up = gate_up.chunk(2, dim=-1)
     gates = F.silu(gates) if activation == "silu" else F.gelu(gates, approximate="tanh")
     torch.mul(gates, up, out=out)

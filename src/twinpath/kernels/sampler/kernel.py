@@ -1,4 +1,4 @@
-"""The sampler in Triton: adjust, try the short way, bin, cut twice, draw. Six launches, one when all are greedy.
+"""The sampler in Triton: adjust, bin, cut twice, draw. Five launches whatever the settings, one when all are greedy.
 
 A row is spread over programs of BLOCK ids. The program that arrives last does what needs the whole row, so no program
 ever waits for another. Sums are of integers, so their order cannot change a draw. Weights are computed where they are
@@ -18,7 +18,6 @@ import triton.language as tl
 from twinpath.kernels.sampler.bins import coarse_bins, find_bin, needed_weight, plan_cut, reach
 from twinpath.kernels.sampler.layout import (
     BAD,
-    BORDER,
     COUNT_SHIFT,
     CUT,
     DONE,
@@ -124,7 +123,7 @@ def adjust_kernel(
         tl.store(best + row, row_best)
         columns = tl.arange(0, NUM_ROW_INTS)
         done = (code != 0) | ((flags & IS_GREEDY) != 0)
-        fresh = tl.where(columns == DONE, done.to(tl.int64), tl.where((columns == CUT) | (columns == BORDER), LEAST, 0))
+        fresh = tl.where(columns == DONE, done.to(tl.int64), tl.where(columns == CUT, LEAST, 0))
         tl.debug_barrier()
         tl.store(state + columns, fresh.to(tl.int64))
         if done:

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from twinpath.kernels.sampler import cut, few, kernel
+from twinpath.kernels.sampler import cut, kernel
 from twinpath.kernels.sampler.spec import BLOCK, NUM_BINS, SlotState, Workspace
 
 _NUM_WARPS = 8
@@ -30,7 +30,7 @@ def sample_rows(
     Shapes: logits float32 [R, V], last axis contiguous; row_slots int32 [R], -1 for a row that is left out;
         row_positions int32 [R], the position of the drawn token; row_masks int32 [R], the row of `work.allowed` that
         masks this row, or -1. A slot appears at most once.
-    greedy: promise that every row is greedy: one launch instead of six.
+    greedy: promise that every row is greedy: one launch instead of five.
     """
     vocab_size = logits.shape[1]
     blocks = triton.cdiv(vocab_size, BLOCK)
@@ -46,11 +46,6 @@ def sample_rows(
     )  # fmt: skip
     if greedy:
         return
-    few.few_kernel[grid](
-        row_slots, row_positions, state.floats, state.ints, state.history, state.history.stride(0), state.counts,
-        work.adjusted, work.candidates, work.candidates.stride(0), work.rows, work.best, work.arrivals,
-        work.tokens, work.codes, vocab_size, BLOCK=BLOCK, PDL=pdl, **options,
-    )  # fmt: skip
     kernel.bin_kernel[grid](
         row_slots, state.floats, state.ints, work.adjusted, work.bins, work.rows, work.best, work.arrivals,
         vocab_size, **sizes, **options,

@@ -55,9 +55,5 @@ BAD = tl.constexpr(9)
 MEASURE = tl.constexpr(10)
 #: Whether every id that may stay is gathered, so that the row ends in the first cut.
 IS_WHOLE = tl.constexpr(11)
-#: The highest of the programs' borders: above it the gathered ids are complete.
-BORDER = tl.constexpr(12)
-#: Groups of one program's ids.
-GROUPS = tl.constexpr(8)
 COARSE = tl.constexpr(64)
 PAIR_COUNT_SHIFT = tl.constexpr(48)

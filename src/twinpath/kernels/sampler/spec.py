@@ -74,7 +74,7 @@ class SlotState:
 class Workspace:
     """Scratch and results of up to R rows.
 
-    Shapes: adjusted float32 [R, V]; candidates int64 [R, V + 2 FEW]; bins int64 [R, NUM_BINS]; block_best float32,
+    Shapes: adjusted float32 [R, V]; candidates int64 [R, V + FEW]; bins int64 [R, NUM_BINS]; block_best float32,
         block_ids int32, block_sums int64 [R, ceil(V / BLOCK)]; rows int64 [R, NUM_ROW_INTS]; best float32 [R];
         arrivals int32 [R]; results int32 [2, R], whose rows are tokens and codes; allowed int32 [R, W].
     """
@@ -101,7 +101,7 @@ class Workspace:
 
         return cls(
             adjusted=zeros(num_rows, vocab_size, dtype=torch.float32),
-            candidates=zeros(num_rows, vocab_size + 2 * FEW, dtype=torch.int64),
+            candidates=zeros(num_rows, vocab_size + FEW, dtype=torch.int64),
             bins=zeros(num_rows, NUM_BINS, dtype=torch.int64),
             block_best=zeros(num_rows, blocks, dtype=torch.float32),
             block_ids=zeros(num_rows, blocks, dtype=torch.int32),

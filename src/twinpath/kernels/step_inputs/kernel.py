@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# How many there are differs from step to step; a number that Triton specialised on would be compiled while others wait.
+@triton.jit(do_not_specialize=["num_pairs"])
 def update_kernel(words, pairs, num_pairs, BLOCK: tl.constexpr):
     """words[pairs[i, 0]] = pairs[i, 1]."""
     lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -12,12 +12,13 @@ def update_words(words: Tensor, pairs: Tensor) -> None:
     words[pairs[:, 0].long()] = pairs[:, 1]
 
 
-def feed_decode(rows: Rows, tokens: Tensor, positions: Tensor, block_tables: Tensor, page_size: int) -> None:
-    num = rows.tokens.shape[0]
+def feed_decode(
+    rows: Rows, num_rows: int, tokens: Tensor, positions: Tensor, block_tables: Tensor, page_size: int
+) -> None:
     slots, at = rows.slots.clamp(min=0).long(), rows.positions.clamp(min=0).long()
     known = torch.where(rows.tokens < 0, rows.history[slots, at], rows.tokens)
-    tokens[:num] = torch.where(rows.slots >= 0, known, 0)
-    positions[:num] = torch.where(rows.slots >= 0, rows.positions, -1)
-    for row in range(num):
+    tokens[:num_rows] = torch.where(rows.slots >= 0, known, 0)[:num_rows]
+    positions[:num_rows] = torch.where(rows.slots >= 0, rows.positions, -1)[:num_rows]
+    for row in range(num_rows):
         pages = int(positions[row]) // page_size + 1 if int(positions[row]) >= 0 else 0
         block_tables[row, :pages] = rows.tables[slots[row], :pages]
