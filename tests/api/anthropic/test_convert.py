@@ -117,13 +117,10 @@ def test_structured_output_becomes_a_strict_schema() -> None:
     assert msgspec.json.decode(chat.response_format) == expected
 
 
-def test_thinking_is_the_template_s_switch() -> None:
-    on = chat_of(thinking={"type": "enabled", "budget_tokens": 1024}).chat_template_kwargs
-    off = chat_of(thinking={"type": "disabled"}).chat_template_kwargs
-    assert [msgspec.json.decode(kwargs) for kwargs in (on, off)] == [
-        {"enable_thinking": True},
-        {"enable_thinking": False},
-    ]
+def test_thinking_is_the_chat_request_s() -> None:
+    on, off = chat_of(thinking={"type": "enabled", "budget_tokens": 1024}), chat_of(thinking={"type": "disabled"})
+    assert on.thinking is not None and on.thinking.type == "enabled"
+    assert off.thinking is not None and off.thinking.type == "disabled"
 
 
 @pytest.mark.parametrize(

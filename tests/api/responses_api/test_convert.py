@@ -122,3 +122,9 @@ def test_what_is_not_served_is_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         chat_of(**body)
     assert refused.value.param == param
+
+
+def test_effort_and_caps_are_the_chat_request_s() -> None:
+    chat = chat_of(reasoning={"effort": "low"}, max_output_tokens=7, temperature=0.5, top_p=0.9, prompt_cache_key="k")
+    assert (chat.reasoning_effort, chat.max_completion_tokens) == ("low", 7)
+    assert (chat.temperature, chat.top_p, chat.prompt_cache_key) == (0.5, 0.9, "k")

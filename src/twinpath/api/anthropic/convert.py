@@ -15,6 +15,7 @@ from twinpath.api.anthropic.schemas import (
 )
 from twinpath.api.raw_fields import asks_for
 from twinpath.api.schemas import MAX_PARTS, ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
+from twinpath.api.schemas import Thinking as ChatThinking
 from twinpath.errors import InvalidRequest
 
 #: Claude Code's first system block; it changes with every request, so that no prompt prefix would ever be found again.
@@ -33,8 +34,7 @@ def to_chat(fields: CountTokensRequest) -> ChatCompletionRequest:
     _check_counts(fields)
     chat = ChatCompletionRequest(messages=_messages(fields), model=fields.model)
     if fields.thinking is not None:
-        # The name that templates with a switch for it have; others take no notice.
-        chat.chat_template_kwargs = Raw(msgspec.json.encode({"enable_thinking": fields.thinking.type != "disabled"}))
+        chat.thinking = ChatThinking(type=fields.thinking.type)
     tools, choice = fields.tools or [], fields.tool_choice
     if tools:
         chat.tools = Raw(msgspec.json.encode([_tool(tool, index) for index, tool in enumerate(tools)]))

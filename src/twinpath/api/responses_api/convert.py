@@ -68,10 +68,7 @@ def _options(fields: ResponsesRequest, chat: ChatCompletionRequest) -> None:
     if LOGPROBS in (fields.include or ()) or fields.top_logprobs:
         chat.logprobs, chat.top_logprobs = True, fields.top_logprobs or 0
     chat.prompt_cache_key, chat.user, chat.metadata = fields.prompt_cache_key, fields.user, fields.metadata
-    effort = fields.reasoning and fields.reasoning.effort
-    if effort:
-        # Both names that templates know; one that has neither takes no notice.
-        chat.chat_template_kwargs = _raw({"reasoning_effort": effort, "enable_thinking": effort != "none"})
+    chat.reasoning_effort = fields.reasoning.effort if fields.reasoning else None
 
 
 class _Messages:

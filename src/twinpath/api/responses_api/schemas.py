@@ -86,7 +86,7 @@ class TextConfig(Struct, kw_only=True):
 class Reasoning(Struct, kw_only=True):
     """`effort` goes to the chat template, for models that have it."""
 
-    effort: str | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: str | None = None
 
 
