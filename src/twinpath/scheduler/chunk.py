@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinpath.scheduler.sequence import Lane, Phase, Sequence
-from twinpath.types import Float32s
+from twinpath.types import EngineInfo, Float32s
 
 
 @dataclass(slots=True)
@@ -24,16 +24,18 @@ class Chunk:
     """Prefill rows that pause between layers: [0, next_layer) is planned, the residual stream is carried along.
 
     A member that was cancelled, preempted or rolled back no longer points here and is left out of the next slice; that
-    slice waits until no outstanding one reads the residual.
+    slice waits until no outstanding one reads the residual. Where the engine keeps the residual, no row of it can be
+    left out: the others begin again.
 
     Shapes: residual float32 [sum of row lengths, hidden].
     """
 
-    __slots__ = ("in_flight", "next_layer", "residual", "rows")
+    __slots__ = ("_is_kept", "in_flight", "next_layer", "residual", "rows")
 
-    def __init__(self, rows: list[Row], hidden_size: int) -> None:
+    def __init__(self, rows: list[Row], info: EngineInfo) -> None:
         self.rows = rows
-        self.residual: Float32s = np.empty((sum(row.length for row in rows), hidden_size), np.float32)
+        self._is_kept = info.keeps_residual
+        self.residual: Float32s = np.empty((sum(row.length for row in rows), info.hidden_size), np.float32)
         self.next_layer = 0
         #: Outstanding slices.
         self.in_flight = 0
@@ -56,6 +58,11 @@ class Chunk:
         if all(map(self.is_member, self.rows)):
             return bool(self.rows)
         if self.in_flight:
+            return False
+        if self._is_kept:
+            for row in filter(self.is_member, self.rows):
+                row.sequence.roll_back()
+            self.rows = []
             return False
         keep = np.repeat([self.is_member(row) for row in self.rows], [row.length for row in self.rows])
         self.rows = [row for row in self.rows if self.is_member(row)]

@@ -227,11 +227,11 @@ class Scheduler:
                 budget -= length
         # Only now: whoever was preempted for their pages has no rows.
         decode = [sequence for sequence in ready if sequence.phase is Phase.RUNNING]
+        chunks = [chunk for chunk in self._chunks if chunk.ready()]
+        self._chunks = [chunk for chunk in self._chunks if chunk.rows]
         prefill = [s for s in self._roster.running if s.phase is Phase.RUNNING and s.num_plannable > _SHORT_ROWS]
         if len(prefill) > 1:
             prefill.sort(key=lambda s: (s.lane is Lane.FLEX and not over_age(s, now_s), self.policy.key(s, now_s)))
-        chunks = [chunk for chunk in self._chunks if chunk.ready()]
-        self._chunks = [chunk for chunk in self._chunks if chunk.rows]
         if not decode and not prefill and not chunks:
             return None
         choice = planner.choose(decode, prefill, chunks)
@@ -249,7 +249,7 @@ class Scheduler:
             rows = [self._take_row(sequence, length) for sequence, length in choice.rows]
             if layer_end == self.info.num_layers:
                 return self._build(rows)
-            chunk = Chunk(rows, self.info.hidden_size)
+            chunk = Chunk(rows, self.info)
             self._chunks.append(chunk)
         else:
             for row in chunk.rows:
