@@ -65,10 +65,12 @@ $(eval $(call environment,$(VENV),))
 $(eval $(call environment,$(TEST_VENV),[dev]))
 
 # Client libraries pin much, so they live apart; with what the HTTP side imports, and without the compiled step.
-$(SDK_VENV)/.installed: pyproject.toml tests/sdk/requirements.txt
+$(SDK_VENV)/.installed: pyproject.toml tests/sdk/requirements.txt tests/sdk/package.json
 	@test -n "$(PYTHON)" || { echo "twinpath needs Python >= 3.11 (set PYTHON=/path/to/python)" >&2; exit 2; }
 	@test -x $(SDK_VENV)/bin/python || { echo "creating $(SDK_VENV)"; $(PYTHON) -m venv $(SDK_VENV); }
 	@$(SDK_VENV)/bin/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 		print(*p["dependencies"], sep="\n")' > $(SDK_VENV)/runtime.txt
 	@$(SDK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $(SDK_VENV)/runtime.txt -r tests/sdk/requirements.txt
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/sdk; \
+		else echo "npm is not installed: the AI SDK's test will skip"; fi
 	@touch $@
