@@ -126,12 +126,16 @@ def bench_attention(spec: ModelSpec, contexts: Sequence[tuple[int, int]]) -> lis
         for tiling in TILINGS:
             row: dict[str, Any] = {"before": before, "rows": num_rows, "tiling": tiling}
             try:
-                ms = attention_ms(spec, before, num_rows, AttentionTiling(*tiling))
+                ms = attention_ms(spec, before, num_rows, tiling_of(*tiling))
                 row |= {"us": round(1000 * ms, 1), "tflops": round(flops / ms / 1e9)}
             except Exception as error:
                 row["error"] = str(error)[:80]
             found.append(row)
     return found
+
+
+def tiling_of(lanes: int, keys: int, warps: int, stages: int) -> AttentionTiling:
+    return AttentionTiling(lanes, keys, warps, warps_of_long=warps, stages=stages)
 
 
 def attention_ms(spec: ModelSpec, before: int, num_rows: int, tiling: AttentionTiling) -> float:

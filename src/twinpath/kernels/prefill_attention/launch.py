@@ -37,5 +37,6 @@ def attend(
         scale * math.log2(math.e), window or _NO_WINDOW,
         H=shape.num_heads, K=shape.num_kv_heads, D=shape.head_dim, DIM=max(16, triton.next_power_of_2(shape.head_dim)),
         PAGE=shape.page_size, PACK=pack, M=tiling.lanes, N=tiling.keys,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=tiling.warps, num_stages=tiling.stages,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=tiling.warps if len(q) < tiling.long_rows else tiling.warps_of_long, num_stages=tiling.stages,
     )  # fmt: skip
