@@ -12,7 +12,7 @@ from twinpath.kernels.tile import await_previous_kernel
 @triton.jit
 def _begin_step(
     tokens_ptr, positions_ptr, embed_ptr, gain_ptr, windows_ptr, residual_ptr, scaled_ptr, squares_ptr, borders_ptr,
-    num_parts, embed_scale,
+    num_parts, embed_scale, vocab_size,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, B_MAX: tl.constexpr, PARTS: tl.constexpr, WINDOWS: tl.constexpr,
     SPLITS: tl.constexpr, BORDERS: tl.constexpr, GRAIN: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -21,7 +21,8 @@ def _begin_step(
     inside = columns < WIDTH
     gain = tl.load(gain_ptr + columns, mask=inside, other=0.0)
     await_previous_kernel(PDL)
-    token = tl.maximum(tl.load(tokens_ptr + row), 0).to(tl.int64)
+    # A step whose logits were not numbers leaves no token; its row must not read past the table.
+    token = tl.minimum(tl.maximum(tl.load(tokens_ptr + row), 0), vocab_size - 1).to(tl.int64)
     length = tl.load(positions_ptr + row) + 1
     residual = tl.load(embed_ptr + token * WIDTH + columns, mask=inside, other=0.0).to(tl.float32) * embed_scale
     cells = row.to(tl.int64) * WIDTH + columns
@@ -79,6 +80,7 @@ def begin_step(
         borders,
         squares.shape[0],
         embed_scale,
+        embed.shape[0],
         WIDTH=width,
         BLOCK=triton.next_power_of_2(width),
         B_MAX=max_batch,

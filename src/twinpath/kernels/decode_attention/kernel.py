@@ -125,9 +125,10 @@ def _merge(
         split_total = tl.load(stats_ptr + (s * 2 + 1) * GROUP + group, mask=here, other=0.0, cache_modifier=".cg")
         split_sums = tl.load(partial_ptr + s * GROUP * D + cells, mask=here[:, None], other=0.0, cache_modifier=".cg")
         new_largest = tl.maximum(largest, split_largest)
-        # Both are -inf only before the first split that is filled (and in rows that are padding).
-        decay = tl.where(largest == float("-inf"), 0.0, tl.exp2(largest - new_largest))
-        weight = tl.where(split_largest == float("-inf"), 0.0, tl.exp2(split_largest - new_largest))
+        # Still -inf before the first split that is filled (and in rows that are padding): all weights are 0 then.
+        shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        decay = tl.exp2(largest - shift)
+        weight = tl.exp2(split_largest - shift)
         total = total * decay + split_total * weight
         sums = sums * decay[:, None] + split_sums * weight[:, None]
         largest = new_largest

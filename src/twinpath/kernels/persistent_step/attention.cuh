@@ -1,14 +1,16 @@
 // Attention of the new token of each row over its pages, split by split.
 
-// Norm and rotation of this lane's eight values of one head; `at` points at the head.
-__device__ __forceinline__ void load_head(
-    float (&x)[8], const float* at, const float* gain, const float* rope, int position) {
-  int lane = threadIdx.x % HEAD_LANES;
+__device__ __forceinline__ void load_eight(float (&x)[8], const float* at) {
 #pragma unroll
   for (int i = 0; i < 8; i += 4) {
-    float4 four = load_fresh((const float4*)(at + lane * 8 + i));
+    float4 four = load_fresh((const float4*)(at + i));
     x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
   }
+}
+
+// Norm and rotation of this lane's eight values of one head.
+__device__ __forceinline__ void norm_and_rotate(float (&x)[8], const float* gain, const float* rope, int position) {
+  int lane = threadIdx.x % HEAD_LANES;
 #if HEAD_NORMS
   float square = 0;
 #pragma unroll
@@ -36,20 +38,20 @@ __device__ __forceinline__ uint4 pack(const float (&x)[8]) {
 __device__ void prepare_task(const Step& step, const Layer& layer, Shared& shared, int slot, const Task& task) {
   AttentionScratch& scratch = shared.attention;
   int lane = threadIdx.x % 32, part = lane % HEAD_LANES, position = shared.positions[task.row];
-  const float* projected = step.projected + task.row * QKV_ROWS;
+  const float* projected = step.projected + task.row * QKV_ROWS + part * 8;
 #pragma unroll
   for (int first = 0; first < GROUP; first += 32 / HEAD_LANES) {
     int g = first + lane / HEAD_LANES;
     float q[8];
-    load_head(
-        q, projected + (task.head * GROUP + min(g, GROUP - 1)) * DIM, layer.q_gain, layer.rope, position);
+    load_eight(q, projected + (task.head * GROUP + min(g, GROUP - 1)) * DIM);
+    norm_and_rotate(q, layer.q_gain, layer.rope, position);
     if (g < GROUP) *(uint4*)&scratch.q[slot][g * DIM + part * 8] = pack(q);
   }
   if (position < task.begin || position >= task.end) return;
   float k[8], v[8];
-  load_head(k, projected + (HEADS + task.head) * DIM, layer.k_gain, layer.rope, position);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = load_fresh(projected + (HEADS + KV_HEADS + task.head) * DIM + part * 8 + j);
+  load_eight(k, projected + (HEADS + task.head) * DIM);
+  load_eight(v, projected + (HEADS + KV_HEADS + task.head) * DIM);
+  norm_and_rotate(k, layer.k_gain, layer.rope, position);
   u64 page = step.block_tables[task.row * step.max_pages + position / PAGE];
   u64 at = ((page * KV_HEADS + task.head) * PAGE + position % PAGE) * DIM + part * 8;
   if (lane < HEAD_LANES) {
@@ -59,10 +61,11 @@ __device__ void prepare_task(const Step& step, const Layer& layer, Shared& share
 }
 
 // Running softmax of one warp's tokens. Lane l holds query head l / 4 (of eight, GROUP are real) in the layout of `mma`:
-// q in blocks of 32 values, sums as values 2 (l % 4) and the next of every eight; `total` is this lane's share.
+// q in blocks of 32 values; sums are transposed, values l / 4 and 8 more of every 16, of heads 2 (l % 4) and the next.
+// `total` is this lane's share.
 struct Running {
   uint4 q[DIM / 32];
-  float sums[DIM / 8][4], largest, total;
+  float sums[DIM / 16][4], largest, total;
 };
 
 __device__ __forceinline__ float safe(float largest) { return largest == NEGATIVE_INFINITY ? 0.0f : largest; }
@@ -112,15 +115,15 @@ __device__ __forceinline__ void attend_tokens(Running& run, u32 stage, int first
   second = power_of_two(second - safe(largest));
   run.total = run.total * decay + (first + second);
   u32 weights = to_bf16_pair(first, second);
+  float even = __shfl_sync(~0u, decay, lane % 4 * 8), odd = __shfl_sync(~0u, decay, lane % 4 * 8 + 4);
   int value_row = lane % 8 / 2 + lane % 2 * 4;
 #pragma unroll
-  for (int i = 0; i < DIM / 8; i += 4) {
-    uint4 v = load_transposed(token_piece(stage + VALUE_OFFSET, local + value_row, i + lane / 8));
-    u32 blocks[4] = {v.x, v.y, v.z, v.w};
+  for (int i = 0; i < DIM / 16; i += 2) {
+    uint4 v = load_transposed(token_piece(stage + VALUE_OFFSET, local + value_row, i * 2 + lane / 8));
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      run.sums[i + j][0] *= decay, run.sums[i + j][1] *= decay;
-      multiply_half(run.sums[i + j], weights, blocks[j]);
+    for (int j = i; j < i + 2; ++j) {
+      run.sums[j][0] *= even, run.sums[j][1] *= odd, run.sums[j][2] *= even, run.sums[j][3] *= odd;
+      multiply(run.sums[j], j == i ? v.x : v.z, j == i ? v.y : v.w, weights);
     }
   }
 }
@@ -130,15 +133,21 @@ __device__ __forceinline__ void leave_running(Running& run, AttentionScratch& sc
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
   run.total += __shfl_xor_sync(~0u, run.total, 1);
   run.total += __shfl_xor_sync(~0u, run.total, 2);
-  if (g >= GROUP) return;
+  float* sums = scratch.sums[warp];
 #pragma unroll
-  for (int i = 0; i < DIM / 8; ++i)
-    *(float2*)&scratch.sums[warp][g * DIM + i * 8 + lane % 4 * 2] = make_float2(run.sums[i][0], run.sums[i][1]);
-  if (lane % 4 == 0) scratch.largest[warp][g] = run.largest, scratch.total[warp][g] = run.total;
+  for (int i = 0; i < DIM / 16; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      int head = lane % 4 * 2 + j % 2;
+      if (head < GROUP) sums[head * DIM + i * 16 + g + j / 2 * 8] = run.sums[i][j];
+    }
+  }
+  if (g < GROUP && lane % 4 == 0) scratch.largest[warp][g] = run.largest, scratch.total[warp][g] = run.total;
 }
 
 // The splits of one (row, head) in their order; splits not in `filled` hold nothing.
-__device__ __forceinline__ void merge_splits(const Step& step, int pair, u32 filled, u16* out) {
+__device__ __forceinline__ void merge_splits(const Step& step, const Task& task, u32 filled) {
+  int pair = task.row * KV_HEADS + task.head;
   const float* partial = step.partial + (u64)pair * SPLITS * GROUP * DIM;
   const float* stats = step.stats + (u64)pair * SPLITS * 2 * GROUP;
   for (int e = threadIdx.x; e < GROUP * DIM; e += CONSUMERS) {
@@ -160,7 +169,7 @@ __device__ __forceinline__ void merge_splits(const Step& step, int pair, u32 fil
       sum += values[s] * weight;
       weights += totals[s] * weight;
     }
-    out[e] = to_bf16(sum / weights);
+    step.attended[task.row * Q_ROWS + task.head * GROUP * DIM + e] = to_bf16(sum / weights);
   }
 }
 
@@ -173,29 +182,27 @@ __device__ __forceinline__ u32 filled_splits(const Shared& shared, const Layer& 
   return filled;
 }
 
-// The warps' sums in order: a split's result, for `merge_splits` or, when there is no other, for the projection.
+// The warps' sums in order: a split's result, for the merge or, when there is no other, for the projection.
 __device__ __forceinline__ void finish_task(
-    const Step& step, const AttentionScratch& scratch, const Task& task, int split, bool only) {
-  int pair = task.row * KV_HEADS + task.head;
-  u16* out = step.attended + task.row * Q_ROWS + task.head * GROUP * DIM;
-  float* partial = step.partial + ((u64)pair * SPLITS + split) * GROUP * DIM;
-  float* stats = step.stats + ((u64)pair * SPLITS + split) * 2 * GROUP;
+    const Step& step, const AttentionScratch& scratch, const Task& task, bool only) {
+  u64 pair = task.row * KV_HEADS + task.head;
+  u64 at = (pair * SPLITS + task.split) * GROUP * DIM, stat = (pair * SPLITS + task.split) * 2 * GROUP;
   for (int e = threadIdx.x; e < GROUP * DIM; e += CONSUMERS) {
     int g = e / DIM;
     float largest = NEGATIVE_INFINITY, sum = 0, weights = 0;
 #pragma unroll
-    for (int w = 0; w < CONSUMER_WARPS; ++w) largest = fmaxf(largest, scratch.largest[w][g]);
+    for (int w = 0; w < ATTENTION_WARPS; ++w) largest = fmaxf(largest, scratch.largest[w][g]);
 #pragma unroll
-    for (int w = 0; w < CONSUMER_WARPS; ++w) {
+    for (int w = 0; w < ATTENTION_WARPS; ++w) {
       float weight = power_of_two(scratch.largest[w][g] - largest);
       sum += scratch.sums[w][e] * weight;
       weights += scratch.total[w][g] * weight;
     }
     if (only) {
-      out[e] = to_bf16(sum / weights);
+      step.attended[task.row * Q_ROWS + task.head * GROUP * DIM + e] = to_bf16(sum / weights);
     } else {
-      partial[e] = sum;
-      if (e % DIM == 0) stats[g] = largest, stats[GROUP + g] = weights;
+      step.partial[at + e] = sum;
+      if (e % DIM == 0) step.stats[stat + g] = largest, step.stats[stat + GROUP + g] = weights;
     }
   }
 }
@@ -222,7 +229,7 @@ __device__ __forceinline__ void attend_task(Ring& ring, Shared& shared, int slot
     if (lane == 0) barrier_arrive(ring.empty_bar());
     ring.advance();
   }
-  leave_running(run, scratch);
+  if (warp < ATTENTION_WARPS) leave_running(run, scratch);
 }
 
 // Tell that this program's splits are written; bit i of `to_merge`: it was the last of task i's row and head.
@@ -231,7 +238,7 @@ __device__ __forceinline__ void announce(const Step& step, const Layer& layer, S
   if (threadIdx.x < 32) {
     int index = first + (int)threadIdx.x * PROGRAMS;
     Task task;
-    bool mine = threadIdx.x < TASKS && index < num_tasks && read_task(index, shared, layer, task), last = false;
+    bool mine = threadIdx.x < TASKS && index < num_tasks && read_task(index, step, shared, layer, task), last = false;
     if (mine) {
       u32 num = __popc(filled_splits(shared, layer, task.row)), pair = task.row * KV_HEADS + task.head, before;
       asm volatile("fence.acq_rel.gpu;\natom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
@@ -250,24 +257,26 @@ __device__ __forceinline__ void announce(const Step& step, const Layer& layer, S
 __device__ void attend(Ring& ring, const Step& step, const Layer& layer, Shared& shared) {
   int num_tasks = (int)step.batch * KV_HEADS * SPLITS;
   AttentionScratch& scratch = shared.attention;
+  if (threadIdx.x == 0) shared.parts_begun = shared.parts_begun + 1;
   for (int first = blockIdx.x; first < num_tasks; first += TASKS * PROGRAMS) {
     Task task;
     int warp = threadIdx.x / 32, own = first + warp * PROGRAMS;
-    if (own < num_tasks && read_task(own, shared, layer, task)) prepare_task(step, layer, shared, warp, task);
+    if (warp < TASKS && own < num_tasks && read_task(own, step, shared, layer, task))
+      prepare_task(step, layer, shared, warp, task);
     consumers_meet();
     for (int slot = 0; slot < TASKS && first + slot * PROGRAMS < num_tasks; ++slot) {
       int index = first + slot * PROGRAMS;
-      if (!read_task(index, shared, layer, task)) continue;
+      if (!read_task(index, step, shared, layer, task)) continue;
       attend_task(ring, shared, slot, task);
       consumers_meet();
-      finish_task(step, scratch, task, index % SPLITS, __popc(filled_splits(shared, layer, task.row)) == 1);
+      bool only = __popc(filled_splits(shared, layer, task.row)) == 1;
+      finish_task(step, scratch, task, only);
       consumers_meet();
     }
     announce(step, layer, shared, first, num_tasks);
     for (u32 left = shared.to_merge; left; left &= left - 1) {
-      read_task(first + (__ffs(left) - 1) * PROGRAMS, shared, layer, task);
-      u16* out = step.attended + task.row * Q_ROWS + task.head * GROUP * DIM;
-      merge_splits(step, task.row * KV_HEADS + task.head, filled_splits(shared, layer, task.row), out);
+      read_task(first + (__ffs(left) - 1) * PROGRAMS, step, shared, layer, task);
+      merge_splits(step, task, filled_splits(shared, layer, task.row));
     }
     consumers_meet();
   }

@@ -15,14 +15,17 @@ from twinpath.kernels.nvrtc import CudaKernel, compile_cuda, tensor_map
 MAX_BATCH = 8
 #: Weight rows of one tile; sums of squares come in parts of so many.
 TILE_ROWS = 16
-_THREADS = 9 * 32
+#: Warps that compute, beside the one that streams.
+_WARPS = 8
 #: Dynamic shared memory of one program on sm_90.
 _SHARED_BYTES = 227 * 1024
 _MAX_SPLITS = 32
 _MAX_GROUP = 8
 _SOURCES = ("primitives.cuh", "layout.cuh", "stream.cuh", "projection.cuh", "attention.cuh", "step.cu")
 #: Stages that may be on their way at a time.
-_IN_FLIGHT = 2
+_IN_FLIGHT = 3
+#: Of these, for parts of the step that wait for the grid.
+_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,7 @@ class StepTensors:
 def tile_width(shape: StepShape) -> int | None:
     """Columns of a weight tile: the most that divide every summed axis. None: this model needs the chain."""
     sums = (shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size)
-    widths = [
-        w for w in (1024, 512, 256) if not any(k % w for k in sums) and w * 8 // shape.head_dim >= shape.page_size
-    ]
+    widths = [w for w in (512,) if not any(k % w for k in sums) and w * 8 // shape.head_dim >= shape.page_size]
     even = shape.vocab_size % TILE_ROWS == 0 and shape.head_dim in (64, 128, 256)
     small = (
         shape.max_batch >= MAX_BATCH
@@ -126,7 +127,9 @@ class PersistentStep:
         device = tensors.residual.device
         self.num_programs = torch.cuda.get_device_properties(device).multi_processor_count
         macros, shared_bytes = step_macros(shape, self.num_programs)
-        self._kernel = CudaKernel(compile_cuda(step_source(), macros, "sm_90a"), "decode_step", shared_bytes)
+        cubin = compile_cuda(step_source(), macros, "sm_90a")
+        self._kernel = CudaKernel(cubin, "decode_step", shared_bytes)
+        self._num_threads = (int(macros["WARPS"]) + 1) * 32
         width = int(macros["TILE_K"])
         maps = [m for layer in layers for m in _layer_maps(layer, shape, width)] + [_weight_map(head, width)]
         self._maps = torch.tensor(maps, dtype=torch.int64, device=device)
@@ -140,7 +143,7 @@ class PersistentStep:
         """Rows [0, batch), batch <= MAX_BATCH, after `begin_step`; the results are those of the chain's last kernel."""
         if not 0 < batch <= MAX_BATCH:
             raise ValueError(f"the persistent step takes 1 to {MAX_BATCH} rows, got {batch}")
-        self._kernel.launch(self.num_programs, _THREADS, [*self._values, batch, self._max_pages])
+        self._kernel.launch(self.num_programs, self._num_threads, [*self._values, batch, self._max_pages])
 
 
 def step_macros(shape: StepShape, num_programs: int) -> tuple[dict[str, str], int]:
@@ -150,10 +153,11 @@ def step_macros(shape: StepShape, num_programs: int) -> tuple[dict[str, str], in
         raise ValueError(f"the persistent step does not fit this model: {shape}")
     group = shape.num_heads // shape.num_kv_heads
     stage_bytes = TILE_ROWS * width * 2
-    # As in layout.cuh: sums of four tiles, or queries and new tokens of eight tasks with the sums of eight warps.
-    attention_bytes = 8 * (2 * (group + 2) * shape.head_dim + 4 * group * (shape.head_dim + 2))
+    # As in layout.cuh: sums of two tiles, or queries and new tokens of eight tasks and warps' sums.
+    warps = min(_WARPS, width // shape.head_dim)
+    attention_bytes = 8 * 2 * (group + 2) * shape.head_dim + warps * 4 * group * (shape.head_dim + 2)
     table_bytes = 72 * shape.num_layers + 4 * 8 * shape.num_windows * (shape.num_splits + 1)
-    scratch_bytes = max(attention_bytes, 4 * 4 * 8 * 8 * 20) + table_bytes + 1024
+    scratch_bytes = max(attention_bytes, 2 * 4 * _WARPS * 8 * 20) + table_bytes + 1024
     num_stages = (_SHARED_BYTES - scratch_bytes) // stage_bytes
     macros = {
         "HIDDEN": shape.hidden_size,
@@ -169,7 +173,9 @@ def step_macros(shape: StepShape, num_programs: int) -> tuple[dict[str, str], in
         "TILE_K": width,
         "STAGES": num_stages,
         "IN_FLIGHT": min(_IN_FLIGHT, num_stages),
+        "AHEAD": _AHEAD,
         "PROGRAMS": num_programs,
+        "WARPS": _WARPS,
         "B_MAX": shape.max_batch,
         "EPS": f"{shape.norm_eps!r}f",
         "SCALE": f"{shape.attn_scale * 1.4426950408889634!r}f",

@@ -5,8 +5,8 @@
 // works on. What a projection sums: each warp one eighth of K, in order of K; then the eight in order. Nothing depends on
 // the other rows of the batch or on which program is first.
 //
-// Compiled for one model and card: HIDDEN INTER HEADS KV_HEADS DIM VOCAB LAYERS SPLITS PAGE TILE_K STAGES IN_FLIGHT B_MAX
-// PROGRAMS WINDOWS EPS SCALE (attention scale times log2 e) GELU HEAD_NORMS QKV_BIAS are macros.
+// Compiled for one model and card: HIDDEN INTER HEADS KV_HEADS DIM VOCAB LAYERS SPLITS PAGE TILE_K STAGES IN_FLIGHT AHEAD B_MAX
+// PROGRAMS WARPS WINDOWS EPS SCALE (attention scale times log2 e) GELU HEAD_NORMS QKV_BIAS are macros.
 
 constexpr int GROUP = HEADS / KV_HEADS;
 constexpr int Q_ROWS = HEADS * DIM;
@@ -29,9 +29,11 @@ constexpr int STAGE_PAGES = STAGE_BYTES / 2 / PAGE_BYTES;
 constexpr int STAGE_TOKENS = STAGE_PAGES * PAGE;
 constexpr int VALUE_OFFSET = STAGE_PAGES * PAGE_BYTES;
 // Tiles that are finished with one meeting of the warps.
-constexpr int MAX_TOGETHER = 4;
+constexpr int MAX_TOGETHER = 2;
+// Warps that have eight tokens of a stage.
+constexpr int ATTENTION_WARPS = STAGE_TOKENS / 8 < CONSUMER_WARPS ? STAGE_TOKENS / 8 : CONSUMER_WARPS;
 // Splits that one program prepares together: a warp each.
-constexpr int TASKS = CONSUMER_WARPS;
+constexpr int TASKS = 8;
 
 struct TensorMap {
   u64 opaque[16];
@@ -61,13 +63,15 @@ struct Step {
 
 struct AttentionScratch {
   alignas(16) u16 q[TASKS][GROUP * DIM], k[TASKS][DIM], v[TASKS][DIM];
-  float sums[CONSUMER_WARPS][GROUP * DIM], largest[CONSUMER_WARPS][GROUP], total[CONSUMER_WARPS][GROUP];
+  float sums[ATTENTION_WARPS][GROUP * DIM], largest[ATTENTION_WARPS][GROUP], total[ATTENTION_WARPS][GROUP];
 };
 
 struct Shared {
   u64 full[STAGES], empty[STAGES];
   float inverse_rms[COLUMNS];
   u32 to_merge;
+  // Parts of the step (five a layer, then the head) whose input the consumers have.
+  volatile int parts_begun;
   // What every phase reads first; after the grid has met, global memory is a microsecond away.
   int positions[COLUMNS], borders[WINDOWS][COLUMNS][SPLITS + 1];
   Layer layers[LAYERS];
@@ -79,7 +83,7 @@ struct Shared {
 
 struct Ring {
   u32 stages, full, empty;
-  int index = 0, issued = 0;
+  int index = 0, issued = 0, part = 0;
   u32 parity = 0;
   __device__ __forceinline__ u32 stage() const { return stages + index * STAGE_BYTES; }
   __device__ __forceinline__ u32 full_bar() const { return full + index * 8; }

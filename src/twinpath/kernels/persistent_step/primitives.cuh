@@ -7,7 +7,7 @@ typedef unsigned short u16;
 
 #define NEGATIVE_INFINITY __int_as_float((int)0xff800000)
 
-constexpr int CONSUMER_WARPS = 8;
+constexpr int CONSUMER_WARPS = WARPS;
 constexpr int CONSUMERS = CONSUMER_WARPS * 32;
 // Polls before a wait counts as hung: seconds, while a step takes milliseconds. The fault ends the engine's process.
 constexpr u32 MAX_POLLS = 1u << 22;
@@ -113,17 +113,18 @@ __device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// sums[8 of 16 x 8] += A[8 of 16 x 8] B[8 x 8]; the other eight rows of A are zero.
-__device__ __forceinline__ void multiply_half(float (&sums)[4], u32 a, u32 b) {
+// sums[16 x 8] += A[16 x 8] B[8 x 8].
+__device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 b) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a), "r"(0), "r"(b));
+      : "r"(a0), "r"(a1), "r"(b));
 }
 
-__device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+__device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
 
-// Every consumer of every program arrives before any leaves. `arrivals` only grows within a launch.
+// Every consumer of every program arrives before any leaves; what was written before is seen after. `arrivals` only grows
+// within a launch.
 __device__ __forceinline__ void grid_meets(u32* arrivals, u32 target) {
   consumers_meet();
   if (threadIdx.x == 0) {

@@ -1,13 +1,12 @@
 // Sixteen weight rows at a time times up to eight columns, and what each projection does with its sums.
 
 // This thread's values of x for one step: column lane / 4, eight values of each block.
-__device__ __forceinline__ void load_columns(uint4 (&to)[BLOCKS], const u16* x, int k, int width, int batch) {
+__device__ __forceinline__ void load_columns(uint4 (&to)[BLOCKS], const u16* x, int step, int width, int batch) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane / 4;
+  u64 at = (u64)column * width + step * TILE_K + warp * (TILE_K / CONSUMER_WARPS) + lane % 4 * 8;
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i) {
-    u64 at = (u64)column * width + k + warp * (TILE_K / CONSUMER_WARPS) + i * 32 + lane % 4 * 8;
-    to[i] = column < batch ? load_fresh((const uint4*)(x + at)) : make_uint4(0, 0, 0, 0);
-  }
+  for (int i = 0; i < BLOCKS; ++i)
+    to[i] = column < batch ? load_fresh((const uint4*)(x + at + i * 32)) : make_uint4(0, 0, 0, 0);
 }
 
 // Line of a stage that this thread reads as row lane / 4 of a product: eight lanes that load together then read lines
@@ -17,9 +16,9 @@ __device__ __forceinline__ int own_line() {
   return row / 2 + row % 2 * 4;
 }
 
-// One stage: sums += its 16 rows times x. The order of K within a block is permuted alike in both operands, so that a
+// One stage: sums += its 16 rows times x, in two chains, so that one product need not wait for the last. The order of K within a block is permuted alike in both operands, so that a
 // thread's eight values are neighbours in memory.
-__device__ __forceinline__ void multiply_stage(Ring& ring, float (&sums)[4], const uint4* x) {
+__device__ __forceinline__ void multiply_stage(Ring& ring, float (&sums)[2][4], const uint4* x) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = own_line();
   barrier_wait(ring.full_bar(), ring.parity);
   uint4 upper[BLOCKS], lower[BLOCKS];
@@ -32,8 +31,8 @@ __device__ __forceinline__ void multiply_stage(Ring& ring, float (&sums)[4], con
   }
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i) {
-    multiply(sums, upper[i].x, lower[i].x, upper[i].y, lower[i].y, x[i].x, x[i].y);
-    multiply(sums, upper[i].z, lower[i].z, upper[i].w, lower[i].w, x[i].z, x[i].w);
+    multiply(sums[0], upper[i].x, lower[i].x, upper[i].y, lower[i].y, x[i].x, x[i].y);
+    multiply(sums[1], upper[i].z, lower[i].z, upper[i].w, lower[i].w, x[i].z, x[i].w);
   }
   __syncwarp();
   if (lane == 0) barrier_arrive(ring.empty_bar());
@@ -41,13 +40,13 @@ __device__ __forceinline__ void multiply_stage(Ring& ring, float (&sums)[4], con
 }
 
 // Leave this warp's sums where `total` finds them, [column][row].
-__device__ __forceinline__ void leave_sums(float* scratch, const float (&sums)[4]) {
+__device__ __forceinline__ void leave_sums(float* scratch, const float (&sums)[2][4]) {
   int lane = threadIdx.x % 32;
   float* at = scratch + threadIdx.x / 32 * (COLUMNS * SUM_PITCH) + lane % 4 * 2 * SUM_PITCH + own_line();
-  at[0] = sums[0];
-  at[SUM_PITCH] = sums[1];
-  at[8] = sums[2];
-  at[SUM_PITCH + 8] = sums[3];
+  at[0] = sums[0][0] + sums[1][0];
+  at[SUM_PITCH] = sums[0][1] + sums[1][1];
+  at[8] = sums[0][2] + sums[1][2];
+  at[SUM_PITCH + 8] = sums[0][3] + sums[1][3];
 }
 __device__ __forceinline__ float total(const float* scratch, int column, int row) {
   float sum = 0;
@@ -84,18 +83,18 @@ struct Early {
 
 // residual += y, and what the next norm needs of it.
 __device__ __forceinline__ void add_to_residual(
-    const Step& step, float* squares, int tile, int column, int row, Early early, float y) {
-  int at = column * HIDDEN + tile * ROWS + row;
+    const Step& step, float* squares, int out, int column, Early early, float y) {
   float square = 0;
-  if (column < step.batch) {
+  bool used = column < (int)step.batch;
+  if (used) {
     float residual = early.residual + y;
-    step.residual[at] = residual;
-    step.scaled[at] = to_bf16(residual * early.factor);
+    step.residual[column * HIDDEN + out] = residual;
+    step.scaled[column * HIDDEN + out] = to_bf16(residual * early.factor);
     square = residual * residual;
   }
 #pragma unroll
   for (int offset = 8; offset > 0; offset /= 2) square += __shfl_xor_sync(~0u, square, offset);
-  if (row == 0 && column < step.batch) squares[tile * B_MAX + column] = square;
+  if (used && out % ROWS == 0) squares[out / ROWS * B_MAX + column] = square;
 }
 
 struct Best {
@@ -120,27 +119,26 @@ __device__ __forceinline__ void keep_best(Best& best, float value, int id) {
 template <Kind kind>
 __device__ __forceinline__ void finish_tile(
     const Step& step, Shared& shared, const float* scratch, int tile, Early early, Best& best) {
-  int column = threadIdx.x / ROWS, row = threadIdx.x % ROWS;
+  int column = threadIdx.x / ROWS, row = threadIdx.x % ROWS, batch = (int)step.batch;
   if constexpr (kind == GATE_UP) {
     column = threadIdx.x / 8, row = threadIdx.x % 8;
-    if (column >= step.batch) return;
+    if (column >= batch) return;
     float scale = shared.inverse_rms[column];
     float y = activate(total(scratch, column, row) * scale) * (total(scratch, column, row + 8) * scale);
     step.gated[column * INTER + tile * 8 + row] = to_bf16(y);
-  } else {
-    if (threadIdx.x >= ROWS * COLUMNS) return;
-    float y = total(scratch, column, row);
-    int out = tile * ROWS + row;
-    if constexpr (kind == O) add_to_residual(step, step.mlp_squares, tile, column, row, early, y);
-    if constexpr (kind == DOWN) add_to_residual(step, step.attn_squares, tile, column, row, early, y);
-    if constexpr (kind == QKV)
-      if (column < step.batch)
-        step.projected[column * QKV_ROWS + out] = y * shared.inverse_rms[column] + early.factor;
-    if constexpr (kind == HEAD) {
-      y *= column < step.batch ? shared.inverse_rms[column] : 0.0f;
-      if (column < step.batch) step.logits[(u64)column * VOCAB + out] = y;
-      keep_best(best, y, out);
-    }
+    return;
+  }
+  if (threadIdx.x >= ROWS * COLUMNS) return;
+  float y = total(scratch, column, row);
+  int out = tile * ROWS + row;
+  if constexpr (kind == O) add_to_residual(step, step.mlp_squares, out, column, early, y);
+  if constexpr (kind == DOWN) add_to_residual(step, step.attn_squares, out, column, early, y);
+  if constexpr (kind == QKV)
+    if (column < batch) step.projected[column * QKV_ROWS + out] = y * shared.inverse_rms[column] + early.factor;
+  if constexpr (kind == HEAD) {
+    y *= column < batch ? shared.inverse_rms[column] : 0.0f;
+    if (column < batch) step.logits[(u64)column * VOCAB + out] = y;
+    keep_best(best, y, out);
   }
 }
 
@@ -160,16 +158,17 @@ __device__ __forceinline__ Early load_early(const Step& step, const Layer& layer
 template <Kind kind>
 __device__ void project(Ring& ring, const Step& step, const Layer& layer, Shared& shared, const u16* x) {
   using P = Projection<kind>;
-  constexpr int AHEAD = P::HELD ? P::STEPS : 3;
+  constexpr int DEPTH = P::HELD ? P::STEPS : 3;
   int batch = (int)step.batch, turn = 0;
-  uint4 held[AHEAD][BLOCKS];
+  uint4 held[DEPTH][BLOCKS];
 #pragma unroll
-  for (int i = 0; i < AHEAD; ++i) load_columns(held[i], x, i * TILE_K, P::K, batch);
+  for (int i = 0; i < DEPTH; ++i) load_columns(held[i], x, i % P::STEPS, P::K, batch);
   if constexpr (kind == QKV || kind == HEAD) find_inverse_rms(shared, step.attn_squares, batch);
   if constexpr (kind == GATE_UP) find_inverse_rms(shared, step.mlp_squares, batch);
+  if (threadIdx.x == 0) shared.parts_begun = shared.parts_begun + 1;
   Best best = {NEGATIVE_INFINITY, 0x7fffffff};
   for (int first = blockIdx.x; first < P::TILES; first += PROGRAMS * P::TOGETHER) {
-    float sums[P::TOGETHER][4] = {};
+    float sums[P::TOGETHER][2][4] = {};
     Early early[P::TOGETHER];
 #pragma unroll
     for (int j = 0; j < P::TOGETHER; ++j) early[j] = load_early<kind>(step, layer, first + j * PROGRAMS);
@@ -183,8 +182,8 @@ __device__ void project(Ring& ring, const Step& step, const Layer& layer, Shared
           if (first + j * PROGRAMS < P::TILES) multiply_stage(ring, sums[j], held[0]);
 #pragma unroll
         for (int j = 0; j < BLOCKS; ++j) held[0][j] = held[1][j], held[1][j] = held[2][j];
-        // Two steps ahead; past the end, the next tile's beginning.
-        load_columns(held[2], x, (i + 3) % P::STEPS * TILE_K, P::K, batch);
+        // Two steps ahead; past the end, the next tiles' beginning.
+        load_columns(held[2], x, (i + 3) % P::STEPS, P::K, batch);
       }
     }
     // Two sets in turn (HELD) need one meeting a tile; a set that is alone is met about twice.

@@ -50,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) decode_step(cons
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  if (threadIdx.x == 0) shared.parts_begun = 0;
   load_tables(step, shared);
   __syncthreads();
   if (threadIdx.x < CONSUMERS)
