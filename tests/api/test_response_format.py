@@ -28,7 +28,7 @@ SCRIPTS = (
     Script(match="[newlines]", text="\n", repeat=300),
     Script(match="[talk]", text="Sure! Here is what you asked for: " * 9),
     Script(match="[think]", text='<think>{"a" of course</think>\n{"name": "Ann", "age": 41}'),
-    Script(match="[long]", text="x" * 3000, chunks=(1,), step_ms=1.0),
+    Script(match="[long]", text="x" * 1200, chunks=(1,), step_ms=1.0),
 )
 
 
@@ -216,7 +216,7 @@ def test_hostile_schemas_leave_another_stream_its_tokens(server: LiveServer) -> 
     arrivals: list[float] = []
 
     def read() -> None:
-        body = {"messages": [{"role": "user", "content": "[long]"}], "stream": True, "max_tokens": 3000}
+        body = {"messages": [{"role": "user", "content": "[long]"}], "stream": True, "max_tokens": 1200}
         with server.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
@@ -231,4 +231,4 @@ def test_hostile_schemas_leave_another_stream_its_tokens(server: LiveServer) -> 
         assert answer.status_code in (200, 400), (name, answer.text)
         server.wait_until(lambda seen=num_before: len(arrivals) > seen or not reader.is_alive(), "its tokens come")
     reader.join()
-    assert len(arrivals) > 3000
+    assert len(arrivals) > 1200
