@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -60,3 +61,29 @@ def test_without_grpcio_the_flag_is_one_clear_line(tmp_path: Path) -> None:
     code, message = refused(model, "--grpc-port", "0", env={"PYTHONPATH": path})
     assert code == 2
     assert message == "twinpath: --grpc-port needs grpcio: pip install 'twinpath[grpc]'"
+
+
+SETTINGS, PING, GOAWAY, ACK = 4, 6, 7, 1
+
+
+def frame(kind: int, payload: bytes = b"", flags: int = 0) -> bytes:
+    """An HTTP/2 frame of the connection itself (RFC 9113, 4.1)."""
+    return len(payload).to_bytes(3) + bytes((kind, flags)) + bytes(4) + payload
+
+
+async def test_pings_on_an_idle_channel_are_no_reason_to_hang_up(rpc: LiveRpc) -> None:
+    """The library's own policy is to end a connection at its third early ping."""
+    host, port = rpc.server.address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS) + frame(SETTINGS, flags=ACK))
+    async with asyncio.timeout(10):
+        for number in range(10):
+            writer.write(frame(PING, bytes([number]) * 8))
+            answered = False
+            while not answered:
+                head = await reader.readexactly(9)
+                await reader.readexactly(int.from_bytes(head[:3]))
+                assert head[3] != GOAWAY
+                answered = head[3] == PING and head[4] == ACK
+    writer.close()
+    await writer.wait_closed()
