@@ -49,12 +49,26 @@ def test_the_base_rule_is_one_then_a_ramp_then_a_logarithm() -> None:
     assert served("base", *MIX, now_s=4.0) == [1, 2, 0, 3]
 
 
-def test_twinpath_serves_by_latest_start_and_relegates_who_cannot_be_met() -> None:
-    tight = sequence(0, arrival_s=10.0, ttft_target_ms=2000, prefill_ms=500)  # must start by 11.5
-    long = sequence(1, arrival_s=10.0, ttft_target_ms=3000, prefill_ms=1900)  # by 11.1
-    lost = sequence(2, arrival_s=10.0, ttft_target_ms=400, prefill_ms=300)  # by 10.1
-    assert served("twinpath", tight, long, lost, now_s=10.5) == [1, 0, 2]
-    assert served("edf", tight, long, lost, now_s=10.5) == [2, 0, 1]
+def test_twinpath_serves_by_deadline_and_length_and_relegates_who_cannot_be_met() -> None:
+    tight = sequence(0, arrival_s=10.0, ttft_target_ms=2000, prefill_ms=500)  # 12.0, and 3.0 for its length
+    brief = sequence(1, arrival_s=10.0, ttft_target_ms=2500, prefill_ms=100)  # 12.5 and 0.6
+    lost = sequence(2, arrival_s=10.0, ttft_target_ms=400, prefill_ms=300)  # had to start by 10.1
+    assert served("twinpath", tight, brief, lost, now_s=10.5) == [1, 0, 2]
+    assert served("edf", tight, brief, lost, now_s=10.5) == [2, 0, 1]
+
+
+def test_weight_shortens_the_handicap() -> None:
+    heavy = sequence(0, arrival_s=10.0, ttft_target_ms=2000, prefill_ms=500, weight=4.0)  # 12.0 and 0.75
+    brief = sequence(1, arrival_s=10.0, ttft_target_ms=2500, prefill_ms=100)  # 12.5 and 0.6
+    assert served("twinpath", heavy, brief, now_s=10.5) == [0, 1]
+
+
+def test_observing_relegates_nobody() -> None:
+    lost = sequence(0, arrival_s=10.0, ttft_target_ms=400, prefill_ms=300)
+    fine = sequence(1, arrival_s=10.0, ttft_target_ms=5000, prefill_ms=100)
+    for relegate, order in ((True, [1, 0]), (False, [0, 1])):
+        policy = make_policy("twinpath", relegate=relegate)
+        assert [one.order for one in sorted((lost, fine), key=lambda one: policy.key(one, 10.5))] == order
 
 
 def test_nobody_waits_for_longer_than_four_targets_behind_others() -> None:

@@ -30,6 +30,11 @@ def watch_deadlines(metrics: ServerMetrics, replica: Replica, config: SloConfig)
         lambda lane: lane.wait_shape,
     )
     by_lane("twinpath:wait_weibull_scale_seconds", "Its scale.", lambda lane: lane.wait_scale_s)
+    by_lane(
+        "twinpath:expected_misses",
+        "Of those waiting, how many will miss their target for the first token, by that distribution.",
+        lambda lane: lane.expected_misses,
+    )
     metrics.watch(
         "twinpath:decode_step_ms",
         "Predicted decode step of the streams that run.",

@@ -150,6 +150,8 @@ class LaneGauges(msgspec.Struct, frozen=True, array_like=True):
     waiting: int = 0
     wait_shape: float = 0.0
     wait_scale_s: float = 0.0
+    #: Expected number of those waiting that miss their target for the first token, by that fit.
+    expected_misses: float = 0.0
 
 
 class DeadlineGauges(msgspec.Struct, frozen=True, array_like=True):

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +28,7 @@ _LATE_RATIO = 1.25
 _PRIOR_WEIGHT = 0.03
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(msgspec.Struct, frozen=True, gc=False):
     """What a step's time depends on. Contexts are sums over rows of the tokens each attends to, itself included."""
 
     num_decode: int = 0

@@ -56,8 +56,8 @@ class Forecast:
         """First token after arrival. `work_ms`: prefill before it and its own; `busy_ms`: left of planned steps."""
         share = 1.0
         if decode:
-            slack_ms = max(self._planner.slack_ms(decode), 0.0)
             alone_ms = self._planner.alone_ms(decode)
+            slack_ms = max(self._planner.slack_ms(decode, alone_ms), 0.0)
             share = max(slack_ms / max(alone_ms + slack_ms, 1e-9), _LEAST_SHARE)
         raw_ms = (now_s - sequence.arrival_s) * 1e3 + busy_ms + work_ms / share
         self._raw_ms[sequence.order] = raw_ms

@@ -7,6 +7,9 @@ from twinpath.scheduler.memory import Memory
 from twinpath.scheduler.scheduler import Scheduler
 from twinpath.scheduler.sequence import Lane
 
+#: New waits that make a fit stale; one costs about a millisecond.
+_REFIT_AFTER = 16
+
 
 def deadline_gauges(scheduler: Scheduler) -> DeadlineGauges:
     planner, running = scheduler.planner, list(scheduler.roster.running)
@@ -42,8 +45,17 @@ def memory_gauges(memory: Memory) -> MemoryGauges:
 
 
 def _lane(scheduler: Scheduler, lane: Lane, num_running: int) -> LaneGauges:
-    queue = scheduler.roster.waiting[lane]
+    queue, now_s = scheduler.roster.waiting[lane], scheduler.now_s
+    waiting = queue.snapshot()
+    ages_s = [max(now_s - sequence.arrival_s, 0.0) for sequence in waiting if sequence.waited_s is None]
+    if queue.waits.num_new >= _REFIT_AFTER:
+        queue.waits.fit(ages_s)
     fitted = queue.waits.fitted
     if fitted is None:
-        return LaneGauges(num_running, len(queue))
-    return LaneGauges(num_running, len(queue), fitted.shape, fitted.scale_s)
+        return LaneGauges(num_running, len(waiting))
+    misses = sum(
+        fitted.miss_probability(now_s - sequence.arrival_s, (sequence.ttft_target_ms - sequence.prefill_ms) / 1e3)
+        for sequence in waiting
+        if sequence.ttft_target_ms is not None
+    )
+    return LaneGauges(num_running, len(waiting), fitted.shape, fitted.scale_s, misses)

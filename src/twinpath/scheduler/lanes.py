@@ -45,6 +45,17 @@ class Choice:
     layer_end: int | None = None
 
 
+_NO_ROWS = StepShape()
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The decode rows of a step, and what they take by themselves."""
+
+    shape: StepShape = _NO_ROWS
+    ms: float = 0.0
+
+
 class LanePlanner:
     """Chooses each step; is told what was planned and how long it took."""
 
@@ -85,9 +96,8 @@ class LanePlanner:
     def alone_ms(self, decode: list[Sequence]) -> float:
         return self.cost.predict(decode_shape(decode))
 
-    def slack_ms(self, decode: list[Sequence]) -> float:
-        """What a whole period leaves for prefill beside these streams."""
-        alone_ms = self.alone_ms(decode)
+    def slack_ms(self, decode: list[Sequence], alone_ms: float) -> float:
+        """What a whole period leaves for prefill beside these streams, whose step alone takes `alone_ms`."""
         budget_ms = self.budget_ms(decode, alone_ms)
         reserve_ms = min(self.cost.tail_ratio(_RESERVE_QUANTILE) - 1.0, _MAX_RESERVE) * budget_ms
         return budget_ms - alone_ms - max(reserve_ms, 0.0)
@@ -97,38 +107,43 @@ class LanePlanner:
         those that can go on, oldest first. At least one of the three is not empty."""
         if not prefill and not chunks:
             return Choice()
-        if not decode:
+        alone = Alone()
+        if decode:
+            shape = decode_shape(decode)
+            alone = Alone(shape, self.cost.predict(shape))
+            slack_ms = self.slack_ms(decode, alone.ms) - self._spent_ms
+        else:
             self._spent_ms = 0.0
-        slack_ms = self.slack_ms(decode) - self._spent_ms if decode else self.settings.idle_step_ms
+            slack_ms = self.settings.idle_step_ms
         chunk = _next_chunk(chunks, prefill)
         if chunk is not None:
-            return self._go_on(chunk, slack_ms, decode)
+            return self._go_on(chunk, slack_ms, bool(decode))
         batch = self._batch(prefill)
         if sum(length for _, length in batch) < _MIN_CHUNK_TOKENS:
-            return self._mix(decode, prefill, max(slack_ms, 0.0))
-        return self._open(decode, prefill, batch, slack_ms)
+            return Choice(_grant(prefill, self._num_mixed(alone, prefill, max(slack_ms, 0.0))))
+        return self._open(alone, prefill, batch, slack_ms)
 
-    def _go_on(self, chunk: Chunk, slack_ms: float, decode: list[Sequence]) -> Choice:
+    def _go_on(self, chunk: Chunk, slack_ms: float, has_decode: bool) -> Choice:
         left = self._num_layers - chunk.next_layer
         shape = rows_shape((row.start, row.length) for row in chunk.rows)
         num_layers = min(self._layers_within(shape, slack_ms), left)
         if num_layers == 0:
-            if decode and self._spent_ms > 0.0:
+            if has_decode and self._spent_ms > 0.0:
                 return Choice()
             num_layers = 1
         return Choice(chunk=chunk, layer_end=chunk.next_layer + num_layers)
 
     def _open(
-        self, decode: list[Sequence], prefill: list[Sequence], batch: list[tuple[Sequence, int]], slack_ms: float
+        self, alone: Alone, prefill: list[Sequence], batch: list[tuple[Sequence, int]], slack_ms: float
     ) -> Choice:
         """Mixed rows or a new chunk: what gets more prompt tokens done in a millisecond."""
-        alone_ms = self.alone_ms(decode) if decode else 0.0
-        mixed = self._mix(decode, prefill, slack_ms)
-        num_mixed = sum(length for _, length in mixed.rows)
-        mixed_ms = self.cost.predict(_mixed_shape(decode, mixed.rows))
-        best, best_rate = mixed, num_mixed / mixed_ms
-        if num_mixed == sum(sequence.num_plannable for sequence in prefill) and mixed_ms <= alone_ms + slack_ms:
+        num_mixed = self._num_mixed(alone, prefill, slack_ms)
+        mixed_ms = self.cost.predict(_mixed_shape(alone.shape, prefill, num_mixed))
+        mixed, best_rate = Choice(_grant(prefill, num_mixed)), num_mixed / mixed_ms
+        fits = mixed_ms <= alone.ms + slack_ms
+        if fits and num_mixed == sum(sequence.num_plannable for sequence in prefill):
             return mixed
+        best = mixed
         for rows in _chunk_sizes(batch):
             num_rows = sum(length for _, length in rows)
             shape = rows_shape((sequence.num_planned, length) for sequence, length in rows)
@@ -136,25 +151,28 @@ class LanePlanner:
             if not num_layers:
                 continue
             slice_ms = self.cost.predict(_sliced(shape, num_layers / self._num_layers))
-            rate = num_rows * num_layers / self._num_layers / (alone_ms + slice_ms)
-            if rate > best_rate or (best is mixed and mixed_ms > alone_ms + slack_ms):
+            rate = num_rows * num_layers / self._num_layers / (alone.ms + slice_ms)
+            if rate > best_rate or (best is mixed and not fits):
                 best, best_rate = Choice(rows, layer_end=num_layers), rate
-        if best is mixed and decode and self._spent_ms > 0.0 and mixed_ms > alone_ms + slack_ms:
+        if best is mixed and alone.shape.num_decode and self._spent_ms > 0.0 and not fits:
             return Choice()
         return best
 
-    def _mix(self, decode: list[Sequence], prefill: list[Sequence], slack_ms: float) -> Choice:
-        """As many prefill rows as fit beside the decode rows; a few in any case."""
-        limit_ms = slack_ms + (self.alone_ms(decode) if decode else 0.0)
-        most = min(sum(sequence.num_plannable for sequence in prefill), self._max_tokens - len(decode))
+    def _num_mixed(self, alone: Alone, prefill: list[Sequence], slack_ms: float) -> int:
+        """How many prefill rows fit beside the decode rows; a few in any case."""
+        limit_ms = slack_ms + alone.ms
+        num_plannable = sum(sequence.num_plannable for sequence in prefill)
+        most = min(num_plannable, self._max_tokens - alone.shape.num_sampled)
         low, high = min(_MIN_ROWS, most), most
+        if high > low and self.cost.predict(_mixed_shape(alone.shape, prefill, high)) <= limit_ms:
+            return high
         while low < high:
             middle = (low + high + 1) // 2
-            if self.cost.predict(_mixed_shape(decode, _grant(prefill, middle))) <= limit_ms:
+            if self.cost.predict(_mixed_shape(alone.shape, prefill, middle)) <= limit_ms:
                 low = middle
             else:
                 high = middle - 1
-        return Choice(_grant(prefill, low))
+        return low
 
     def _layers_within(self, shape: StepShape, slack_ms: float) -> int:
         one_ms = self.cost.predict(_sliced(shape, 1 / self._num_layers))
@@ -192,7 +210,7 @@ def decode_shape(decode: list[Sequence]) -> StepShape:
     for sequence in decode:
         length = sequence.num_plannable
         num_rows += length
-        context += prefill_context(sequence.num_planned, length)
+        context += sequence.num_planned + 1 if length == 1 else prefill_context(sequence.num_planned, length)
     return StepShape(num_rows, context, num_sampled=len(decode))
 
 
@@ -205,12 +223,16 @@ def rows_shape(rows: Iterable[tuple[int, int]]) -> StepShape:
     return StepShape(num_prefill=num_rows, prefill_context=context)
 
 
-def _mixed_shape(decode: list[Sequence], rows: list[tuple[Sequence, int]]) -> StepShape:
-    prefill = rows_shape((sequence.num_planned, length) for sequence, length in rows)
-    alone = decode_shape(decode)
-    return StepShape(
-        alone.num_decode, alone.decode_context, prefill.num_prefill, prefill.prefill_context, alone.num_sampled
-    )
+def _mixed_shape(alone: StepShape, prefill: list[Sequence], num_rows: int) -> StepShape:
+    """The decode rows of `alone` and the first `num_rows` of `prefill`."""
+    context, left = 0, num_rows
+    for sequence in prefill:
+        if left <= 0:
+            break
+        length = min(sequence.num_plannable, left)
+        context += prefill_context(sequence.num_planned, length)
+        left -= length
+    return StepShape(alone.num_decode, alone.decode_context, num_rows, context, alone.num_sampled)
 
 
 def _sliced(shape: StepShape, layer_share: float) -> StepShape:

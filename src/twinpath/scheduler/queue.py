@@ -49,6 +49,10 @@ class WaitingQueue:
         index = bisect_left(self._entries, (key, sequence.order), key=lambda entry: entry[:2])
         return [entry[2] for entry in self._entries[:index]]
 
+    def snapshot(self) -> list[Sequence]:
+        """Those that wait, in the order of the last look; for any thread."""
+        return [sequence for _, _, sequence in list(self._entries)]
+
     def first(self, now_s: float) -> Sequence:
         """Who is to be served first; the queue is not empty."""
         return next(self.ordered(now_s))

@@ -109,6 +109,10 @@ class Scheduler:
         return self.memory.prefix
 
     @property
+    def now_s(self) -> float:
+        return self._clock()
+
+    @property
     def roster(self) -> Roster:
         return self._roster
 
@@ -216,13 +220,16 @@ class Scheduler:
     def _plan_lanes(self, planner: LanePlanner, max_repeat: int) -> StepPlan | None:
         now_s = self._clock()
         self._roster.admit_lanes(now_s)
-        budget = self.limits.max_num_batched_tokens
+        budget, page_size = self.limits.max_num_batched_tokens, self.info.page_size
         ready = []
-        for sequence in [s for s in self._roster.running if 0 < s.num_plannable <= _SHORT_ROWS]:
+        for sequence in list(self._roster.running):
             length = sequence.num_plannable
-            if sequence.phase is not Phase.RUNNING or length > budget:
+            if sequence.phase is not Phase.RUNNING or not length:
                 continue
-            if self._roster.extend_pages(sequence, sequence.num_planned + length):
+            if length <= min(_SHORT_ROWS, budget) and (
+                len(sequence.pages) * page_size >= sequence.num_planned + length
+                or self._roster.extend_pages(sequence, sequence.num_planned + length)
+            ):
                 ready.append(sequence)
                 budget -= length
         # Only now: whoever was preempted for their pages has no rows.
@@ -329,7 +336,7 @@ class Scheduler:
         for row in step.rows:
             sequence = row.sequence
             sequence.in_flight -= 1
-            if not sequence.in_flight:
+            if not sequence.in_flight and sequence.phase is not Phase.RUNNING:
                 self._roster.settle(sequence)
         return events
 
@@ -365,7 +372,8 @@ class Scheduler:
                 self._emit(sequence, [], None, events)
             # Repeats beyond a stop token wrote KV of tokens that do not count.
             sequence.num_computed = min(sequence.num_computed, sequence.num_known)
-            self.memory.offer_prefix(sequence)
+            if sequence.num_computed >= (sequence.num_inserted_pages + 1) * self.info.page_size:
+                self.memory.offer_prefix(sequence)
 
     def _emit(
         self, sequence: Sequence, new_tokens: list[int], logprobs: list[TokenLogprob] | None, events: list[Event]

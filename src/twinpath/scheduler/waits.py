@@ -103,8 +103,9 @@ class WaitHistory:
     def fit(self, still_waiting_s: Iterable[float] = ()) -> Weibull | None:
         """Over the window and the ages of those who wait now; None while too little is known."""
         self.num_new = 0
-        served = [wait_s for wait_s, was_served in self._waits if was_served]
-        censored = [wait_s for wait_s, was_served in self._waits if not was_served]
+        waits = list(self._waits)  # At once: the loop may add while a heartbeat fits.
+        served = [wait_s for wait_s, was_served in waits if was_served]
+        censored = [wait_s for wait_s, was_served in waits if not was_served]
         self.fitted = fit_weibull(served, [*censored, *still_waiting_s], self._shape)
         if self.fitted is not None:
             self._shape = self.fitted.shape
