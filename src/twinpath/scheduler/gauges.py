@@ -45,7 +45,7 @@ def memory_gauges(memory: Memory) -> MemoryGauges:
 
 
 def _lane(scheduler: Scheduler, lane: Lane, num_running: int) -> LaneGauges:
-    queue, now_s = scheduler.roster.waiting[lane], scheduler.now_s
+    queue, now_s = scheduler.roster.waiting[lane], scheduler.roster.now_s
     waiting = queue.snapshot()
     ages_s = [max(now_s - sequence.arrival_s, 0.0) for sequence in waiting if sequence.waited_s is None]
     if queue.waits.num_new >= _REFIT_AFTER:

@@ -34,6 +34,10 @@ class Roster:
         self._owed: Sequence | None = None
 
     @property
+    def now_s(self) -> float:
+        return self._clock()
+
+    @property
     def num_waiting(self) -> int:
         return sum(map(len, self.waiting.values()))
 

@@ -88,15 +88,15 @@ class Scheduler:
         self._num_replans = 0
         #: Plan as without lanes, to measure steps of a given shape.
         self.lanes_paused = False
-        self._planner: LanePlanner | None = None
+        self.planner: LanePlanner | None = None
         #: Promises of first tokens and their outcomes; None without lanes.
         self.forecast: Forecast | None = None
         #: Who comes in on what promise; None without lanes: then nothing is promised.
         self.admission: Admission | None = None
         if limits.lanes is not None:
-            self._planner = LanePlanner(limits.lanes, self.cost, info.num_layers, limits.max_num_batched_tokens)
-            self.forecast = Forecast(self._planner, self.cost, limits.max_num_batched_tokens)
-            self.admission = Admission(self._planner, self.forecast, self._roster, self._clock, shed=limits.shed)
+            self.planner = LanePlanner(limits.lanes, self.cost, info.num_layers, limits.max_num_batched_tokens)
+            self.forecast = Forecast(self.planner, self.cost, limits.max_num_batched_tokens)
+            self.admission = Admission(self.planner, self.forecast, self._roster, self._clock, shed=limits.shed)
         #: Those whose last slice is not planned yet, oldest first.
         self._chunks: list[Chunk] = []
 
@@ -109,16 +109,8 @@ class Scheduler:
         return self.memory.prefix
 
     @property
-    def now_s(self) -> float:
-        return self._clock()
-
-    @property
     def roster(self) -> Roster:
         return self._roster
-
-    @property
-    def planner(self) -> LanePlanner | None:
-        return self._planner
 
     @property
     def num_running(self) -> int:
@@ -193,8 +185,8 @@ class Scheduler:
         """
         if self._outstanding and self._outstanding[0].void:
             return None  # A new plan behind void ones could be taken for one that builds on them.
-        if self._planner is not None and not self.lanes_paused:
-            return self._plan_lanes(self._planner, max_repeat)
+        if self.planner is not None and not self.lanes_paused:
+            return self._plan_lanes(self.planner, max_repeat)
         rows: list[Row] = []
         budget = self.limits.max_num_batched_tokens
         for sequence in self._by_length():
@@ -301,11 +293,11 @@ class Scheduler:
         self._outstanding.append(step)
         step.shape = step.measure(self.info.num_layers)
         step.masks = masks_for(rows, self.info.vocab_size) if end == self.info.num_layers else None
-        if self._planner is not None:
+        if self.planner is not None:
             step.planned_s = self._clock()
             step.predicted_ms = self.cost.predict(step.shape)
-            self._planner.note_planned(step.predicted_ms, step.shape.num_decode > 0)
-            step.period = self._planner.period
+            self.planner.note_planned(step.predicted_ms, step.shape.num_decode > 0)
+            step.period = self.planner.period
         return build_plan(step, tuple(inits), self.memory.residency.block_tables)
 
     def fill_masks(self) -> None:
@@ -330,8 +322,8 @@ class Scheduler:
             self.num_steps += num_steps
             self._num_replans = 0
             self.cost.observe(step.shape, result.elapsed_ms / num_steps)
-            if self._planner is not None and not step.shape.num_decode:
-                self._planner.note_measured(step.period, step.predicted_ms, result.elapsed_ms)
+            if self.planner is not None and not step.shape.num_decode:
+                self.planner.note_measured(step.period, step.predicted_ms, result.elapsed_ms)
             self._commit_rows(step, result, events)
         for row in step.rows:
             sequence = row.sequence
