@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ def run_one(source: str, policy: str, seed: int, load: float, arguments: argpars
         token_scale=arguments.token_scale,
         window_tokens=machine.info.max_model_len,
     )
-    workload = load_workload(source, settings, CLASSES)
+    scale = arguments.target_scale
+    classes = [replace(slo, ttft_ms=slo.ttft_ms * scale, tpot_ms=slo.tpot_ms * scale) for slo in CLASSES]
+    workload = load_workload(source, settings, classes)
     lanes = LaneSettings() if arguments.lanes else None
     simulation = Simulation(workload, machine, Options(policy, lanes, arguments.noise, seed))
     simulation.run()
@@ -55,7 +57,10 @@ def run_trace(source: str, arguments: argparse.Namespace) -> dict[str, Any]:
         reports = [report_of(run_one(source, BASELINE, seed, load, arguments)) for seed in range(arguments.seeds)]
         return sum(report.attainment for report in reports) / len(reports)
 
-    load, reached = find_load(attained_by_edf, start=arguments.start_load)
+    if arguments.load is None:
+        load, reached = find_load(attained_by_edf, start=arguments.start_load)
+    else:
+        load, reached = arguments.load, attained_by_edf(arguments.load)
     print(f"\n{Path(source).stem}: load {load:g}, EDF attains {reached:.1%}", flush=True)
     runs: dict[str, list[list[Outcome]]] = {policy: [] for policy in POLICIES}
     reports: dict[str, list[Report]] = {policy: [] for policy in POLICIES}
@@ -103,6 +108,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--token-scale", type=float, default=1.0)
     parser.add_argument("--start-load", type=float, default=1.0, help="where the search begins")
+    parser.add_argument("--load", type=float, help="this one, without a search")
+    parser.add_argument(
+        "--target-scale",
+        type=float,
+        default=1.0,
+        help="multiplies all targets: a closed loop slows its own clients, so that load alone does not overload it",
+    )
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--no-lanes", dest="lanes", action="store_false")
     parser.add_argument("--out", type=Path)

@@ -92,7 +92,7 @@ def test_a_step_without_streams_is_bounded_for_those_who_may_arrive() -> None:
 
 def test_measured_time_counts_against_the_period() -> None:
     bench = streaming(bench_of())
-    planner = bench.scheduler._planner
+    planner = bench.scheduler.planner
     assert planner is not None
     planner.note_planned(0.74, has_decode=False)
     planner.note_measured(planner.period, 0.74, 1.9)
