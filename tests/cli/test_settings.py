@@ -7,7 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from twinpath.cli.app import app
 from twinpath.cli.settings import SECTIONS, SETTINGS, load_file, spell_flags
 from twinpath.errors import UserError
 
@@ -101,3 +103,10 @@ def test_boolean_flags_take_a_value() -> None:
         "--no-enable-prefix-caching",
         "--port=1",
     ]
+
+
+def test_help_shows_every_flag_whole_at_80_columns() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    words = {word.strip(",[]") for line in shown.splitlines() for word in line.replace(" / ", " ").split()}
+    flags = {flag for setting in SETTINGS for flag in (setting.flag, *setting.flags)}
+    assert flags <= words and max(map(len, shown.splitlines())) <= 80
