@@ -111,6 +111,8 @@ class Completer:
             return None
         if self._free is not None:
             return self._hints.marker if self._fits(self._hints.marker) else None
+        if not self._in_string and (closing := self._rest_of_closing(legal)):
+            return closing
         if not self._hints.is_json:
             return self._rest_of(self._hints.constants) or self._by_trial(legal)
         if self._in_string:
@@ -128,6 +130,12 @@ class Completer:
             return enough
         words = (*self._hints.keys, *self._hints.constants)
         return self._rest_of(words) or self._first(legal, b"a0 ") or bytes(legal[:1])
+
+    def _rest_of_closing(self, legal: list[int]) -> bytes | None:
+        """What is left of the closing; its first bytes may be those of another call, and behind us."""
+        closing = self._hints.closing
+        tails = (closing[start:] for start in range(len(closing)) if closing[start] in legal)
+        return next((tail for tail in tails if self._fits(tail)), None)
 
     def _first(self, legal: list[int], wanted: bytes) -> bytes | None:
         return next((bytes([byte]) for byte in wanted if byte in legal), None)

@@ -42,6 +42,8 @@ class Hints:
     #: Ends the free text that comes first, and what begins it where it need not be there.
     marker: bytes = b""
     opener: bytes = b""
+    #: What ends a list of calls: without it, one call more always seems to lead on.
+    closing: bytes = b""
 
     def joined(self, other: Hints) -> Hints:
         """For a language that is either of two."""
@@ -50,6 +52,7 @@ class Hints:
             tuple(sorted({*self.constants, *other.constants}, key=len))[:_MAX_WORDS],
             max(self.jump_tokens, other.jump_tokens),
             self.is_json and other.is_json,
+            closing=self.closing,
         )
 
     @staticmethod
@@ -68,6 +71,7 @@ class Hints:
             frames = [measure(text.encode()) for text in ends]
             sizes = [_Sizes(call.schema, measure).largest() for call in tools.calls]
             found = _of_schemas([call.schema for call in tools.calls], max(map(sum, zip(frames, sizes, strict=True))))
+            found = replace(found, closing=tools.suffix.encode())
             return found if tools.otherwise is None else found.joined(Hints._of_answer(tools.otherwise, measure))
         if grammar.kind == "choice":
             words = msgspec.json.decode(grammar.source, type=list[str])
