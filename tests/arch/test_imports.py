@@ -71,6 +71,6 @@ def test_version_command_loads_almost_nothing() -> None:
 def test_every_third_party_import_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=\[]", line)[0].replace("-", "_") for line in project["dependencies"]} | {"torch"}
-    used = set().union(*(imported_roots(tree) for tree in TREES.values())) - {"triton"}  # comes with torch
+    used = set().union(*(imported_roots(tree) for tree in TREES.values())) - {"triton", "cuda"}  # come with torch
     # huggingface-hub is imported as huggingface_hub and so on: only the dash differs.
     assert used - set(sys.stdlib_module_names) - {"twinpath"} <= declared

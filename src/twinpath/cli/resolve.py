@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from twinpath.cli.service_classes import parse_slo
 from twinpath.cli.settings import DTYPE_SYNONYMS, SETTINGS, Section, Setting
@@ -111,11 +111,10 @@ def checked(setting: Setting, value: Any) -> Any:
 
 
 def resolve_engine(model: str, values: dict[str, Any]) -> EngineConfig:
-    kind = values.pop("kind")
+    kind: Literal["native", "reference", "scripted"] = values.pop("kind") or "native"
     device = values["device"]
     if model.startswith(SCRIPTED_SCHEME):
         return EngineConfig(model_path=Path(model.removeprefix(SCRIPTED_SCHEME)), kind="scripted", **values)
-    kind = kind or "native"
     if kind == "reference" or device == "cuda":
         require_torch(device)
     return EngineConfig(model_path=Path(model), kind=kind, **values)
