@@ -6,7 +6,9 @@ import pytest
 
 from scheduler.stepping import Bench, make_request
 from twinpath.engine.scripted import Script
+from twinpath.ipc.messages import PinnedPrompt, PinTemplate
 from twinpath.scheduler import Coefficients, CostModel, LaneSettings, MemorySettings
+from twinpath.scheduler.holdings import Holdings
 from twinpath.scheduler.memory import Memory
 from twinpath.types import FinishReason, Request, TokensEvent
 
@@ -233,3 +235,29 @@ def test_a_context_is_whole_though_a_twin_computed_it_first_and_was_evicted() ->
     one.run()
     session = one.scheduler.memory.sessions.get("s")
     assert session is not None and session.num_pages == 39 // 4
+
+
+@pytest.mark.parametrize("session", ["", "s"])
+def test_a_request_that_waited_while_a_shared_template_came_and_went_has_its_own_keys(session: str) -> None:
+    """Keys are made at arrival; the pages that it starts with are those that are there when it is admitted."""
+    one = lanes(num_pages=64, max_num_seqs=1)
+    holdings = Holdings(one.scheduler)
+    beginning = "t" * 16
+    one.add(make_request("first", "f" * 8, 30))
+    one.turn()
+    holdings.handle(PinTemplate(1, PinnedPrompt("t", list(beginning.encode()), shared=True)))
+    one.add(make_request("waits", beginning + "w" * 4, 4, session=session, session_name=session, cache_salt="own"))
+    one.run()
+    assert cached_tokens(one, "waits") == 16
+    one.add(make_request("again", beginning + "w" * 4 + "more", 1, cache_salt="own"))
+    one.run()
+    assert cached_tokens(one, "again") == 20
+    memory = one.scheduler.memory
+    memory.remove_template("t")
+    memory.sessions.close("s")
+    memory.forget_prefixes()
+    one.add(make_request("alone", beginning + "w" * 4 + "more", 1, cache_salt="own"))
+    one.run()
+    one.add(make_request("other", beginning + "w" * 4 + "more", 1, cache_salt="other"))
+    one.run()
+    assert cached_tokens(one, "alone") == 0 == cached_tokens(one, "other")

@@ -31,12 +31,16 @@ class PrefixKeys:
         self._parent = parent
         return keys
 
+    def at(self, index: int) -> bytes | None:
+        """The key of a page, None when it is not made yet."""
+        return self.keys[index] if index < len(self.keys) else None
+
     def start_over(self) -> None:
         """Forget all keys."""
         self.keys, self._parent, self.num_foreign = [], self._root, 0
 
     def adopt(self, keys: list[bytes], num_foreign: int) -> None:
-        """Start with keys that are known for the first pages. The first `num_foreign` pages were computed for all
+        """Start over with keys that are known for the first pages. The first `num_foreign` pages were computed for all
         salts: what follows them is this salt's own again."""
         self.keys = keys
         self.num_foreign = min(num_foreign, len(keys))

@@ -122,9 +122,8 @@ class SessionTable:
         if session.closed or not context.num_pages:
             return
         for chain in session.chains:
-            # A page holds the end of one chain of tokens only: equal pages at a place, equal before it.
             shorter = min(chain.num_pages, context.num_pages)
-            if shorter and chain.pages[shorter - 1] == context.pages[shorter - 1]:
+            if shorter and (chain.pages[:shorter] == context.pages[:shorter]).all():
                 if shorter < context.num_pages:
                     self._pool.claim(context.pages[shorter:])
                 else:

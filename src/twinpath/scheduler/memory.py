@@ -120,8 +120,7 @@ class Memory:
             return False
         self.residency.bind(sequence, cached)
         sequence.num_bound_pages = len(cached)
-        for _ in range(num_fresh):
-            self._append_page(sequence)
+        self._append_pages(sequence, num_fresh)
         if head is not None:
             self.templates.note_hit(head)
         if not sequence.started:
@@ -139,7 +138,7 @@ class Memory:
                 flex = _flex(running)
                 if flex and self._policy.victim(flex) is not sequence:
                     return False
-            self._append_page(sequence)
+            self._append_pages(sequence, 1)
         return True
 
     def extend_ahead(self, rows: list[Row], num_tokens: int) -> bool:
@@ -148,8 +147,7 @@ class Memory:
         if sum(missing) > self.pool.num_free + self.pool.num_cold:
             return False
         for row, num_pages in zip(rows, missing, strict=True):
-            for _ in range(num_pages):
-                self._append_page(row.sequence)
+            self._append_pages(row.sequence, num_pages)
         return True
 
     def offer_prefix(self, sequence: Sequence) -> None:
@@ -245,22 +243,21 @@ class Memory:
         """
         if not self._settings.enable_prefix_caching or sequence.prompt_logprobs is not None:
             return None, NO_PAGES
-        if sequence.keys.num_foreign:
-            # The template may be gone: what this one then computes itself must not bear the key of all.
-            sequence.keys.start_over()
         most_tokens = (sequence.num_known - 1) // self._page_size * self._page_size
         tokens, salt, keys = sequence.tokens, sequence.salt, sequence.keys
         found = self.templates.find(tokens, most_tokens, salt) if len(self.templates) else None
         if sequence.session is not None:
             own = self.sessions.find(sequence.session, tokens, most_tokens, salt)
             found = own if found is None or (own is not None and own[1] >= found[1]) else found
-        chain, head = None, NO_PAGES
-        if found is not None:
-            chain, num_pages = found
-            head = chain.pages[:num_pages]
-            if not keys.keys:
-                num_foreign = num_pages if chain.salt != salt else chain.num_foreign
-                keys.adopt(chain.keys[:num_pages], num_foreign)
+        chain, num_pages = (None, 0) if found is None else found
+        head = NO_PAGES if chain is None else chain.pages[:num_pages]
+        # The keys must be those of the pages, and what it computes itself must not bear the key of a shared template
+        # that has gone since they were made.
+        is_stale = keys.num_foreign > num_pages
+        if chain is not None and (is_stale or keys.at(num_pages - 1) != chain.keys[num_pages - 1]):
+            keys.adopt(chain.keys[:num_pages], num_pages if chain.salt != salt else chain.num_foreign)
+        elif is_stale:
+            keys.start_over()
         known = keys.extend(tokens, sequence.num_known)
         tail = self.prefix.find(known[: most_tokens // self._page_size], len(head))
         return chain, np.concatenate([head, np.array(tail, np.int32)]) if tail else head
@@ -288,12 +285,15 @@ class Memory:
         expected = max(_MARGIN * self._mean_outputs - sequence.num_outputs, 1.0)
         return -(-min(int(expected), sequence.max_outputs - sequence.num_outputs) // self._page_size)
 
-    def _append_page(self, sequence: Sequence) -> None:
-        if not self.pool.num_free and not self.sessions.give_way(self.pool.oldest_cold_s):
-            self.pool.evict_oldest()
-        self.residency.append(sequence, self.pool.allocate())
-        sequence.num_drawn_pages += 1
-        self.slabs.draw(sequence.lane)
+    def _append_pages(self, sequence: Sequence, num_pages: int) -> None:
+        """Pages that are free or idle."""
+        for _ in range(num_pages):
+            if not self.pool.num_free and not self.sessions.give_way(self.pool.oldest_cold_s):
+                self.pool.evict_oldest()
+            self.residency.append(sequence, self.pool.allocate())
+        if num_pages:
+            sequence.num_drawn_pages += num_pages
+            self.slabs.draw(sequence.lane, num_pages)
 
     def _context(self, sequence: Sequence) -> Chain:
         """The pages of a request that ended, as far as they hold what counts: of one that did not end as asked, the
