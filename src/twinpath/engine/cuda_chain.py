@@ -149,5 +149,4 @@ def attention_shape(spec: ModelSpec, page_size: int, tuning: StepTuning) -> Atte
         tile=tuning.attention_tile,
         warps=tuning.attention_warps,
         stages=tuning.attention_stages,
-        prefetch_tokens=tuning.attention_prefetch,
     )

@@ -27,11 +27,11 @@ class StepTuning:
     attention_tile: int = 64
     #: A split of the context is a multiple of so many tokens.
     split_grain: int = 16
-    #: Shorter splits cost more to merge than they save (H200, 8B at 1024 tokens: 8 splits beat 16 for 1 and 8 rows).
-    least_split: int = 128
+    #: Shorter splits cost more to merge than they save. H200, 8B at 1024 tokens, ms for 1 and 8 rows: with 128 3.71 and
+    #: 4.53, with 192 3.73 and 4.41, with 256 3.76 and 4.41.
+    least_split: int = 192
     attention_warps: int = 4
     attention_stages: int = 2
-    attention_prefetch: int = 0
 
 
 def num_splits(spec: ModelSpec) -> int:

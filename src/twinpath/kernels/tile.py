@@ -1,4 +1,4 @@
-"""Device functions that several kernels share: a weight tile times a few rows, the scale of a norm, hints and waits.
+"""Device functions that several kernels share: a weight tile times a few rows, the scale of a norm, waits.
 
 Shape letters: R weight rows of one program, B batch rows (padded to a power of two), K the summed axis.
 
@@ -23,29 +23,6 @@ def await_previous_kernel(PDL: tl.constexpr):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-
-
-@triton.jit
-def prefetch_weight_rows(
-    w_ptr, first_row, K: tl.constexpr, R: tl.constexpr, SLICES: tl.constexpr, CHUNKS: tl.constexpr
-):
-    """Ask L2 for the first CHUNKS KiB of every (row, slice of K) of 16-bit weights; no register waits for it.
-
-    While the kernel before drains, memory would idle: this is what it works on instead.
-    """
-    if CHUNKS > 0:
-        index = tl.arange(0, R * SLICES * CHUNKS)
-        chunk = index % CHUNKS
-        piece = index // CHUNKS
-        offset = (first_row + piece // SLICES).to(tl.int64) * K + piece % SLICES * (K // SLICES) + chunk * 512
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], 1024; mov.b32 $0, 0;",
-            "=r,l",
-            [w_ptr + offset],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
 
 
 @triton.jit

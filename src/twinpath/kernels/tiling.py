@@ -19,8 +19,6 @@ class Tiling:
     block_k: int = 128
     slices: int = 4
     stages: int = 3
-    #: KiB of each weight row's slice that are asked for before the wait for the kernel before.
-    prefetch_chunks: int = 0
 
 
 def fit_tiling(wanted: Tiling, width: int) -> Tiling:
@@ -32,9 +30,7 @@ def fit_tiling(wanted: Tiling, width: int) -> Tiling:
         block_k //= 2
     if width % (slices * block_k):
         raise ValueError(f"the summed axis is {width}: it must be a multiple of 16")
-    chunks = min(wanted.prefetch_chunks, width // slices // 512)
-    chunks = 1 << chunks.bit_length() - 1 if chunks else 0
-    return Tiling(wanted.rows, block_k, slices, wanted.stages, chunks)
+    return Tiling(wanted.rows, block_k, slices, wanted.stages)
 
 
 def padded_batch(num_batch: int) -> int:

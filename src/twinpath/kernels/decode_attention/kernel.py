@@ -33,28 +33,6 @@ def _norm_and_rotate(
 
 
 @triton.jit
-def _prefetch_tokens(
-    k_ptr,
-    v_ptr,
-    table_ptr,
-    head,
-    begin,
-    end,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """Ask L2 for the first TOKENS keys and values of a split; positions past its end repeat the last."""
-    token = tl.minimum(begin + tl.arange(0, TOKENS), tl.maximum(end - 1, 0))
-    page = tl.load(table_ptr + token // PAGE).to(tl.int64)
-    offset = ((page * KV_HEADS + head) * PAGE + token % PAGE) * D
-    tl.inline_asm_elementwise(ASM, "=r,l", [k_ptr + offset], dtype=tl.int32, is_pure=False, pack=1)
-    tl.inline_asm_elementwise(ASM, "=r,l", [v_ptr + offset], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
 def _append(
     qkv, k_gain_ptr, rope_ptr, k_ptr, v_ptr, page, head, position, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NORMED: tl.constexpr,
@@ -142,7 +120,7 @@ def _decode_attention(
     partial_ptr, stats_ptr, arrivals_ptr, out_ptr, eps, scale, max_pages,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     TILE: tl.constexpr, ROWS: tl.constexpr, MERGE_ROWS: tl.constexpr, STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr, ASM: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
+    NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = HEADS // KV_HEADS
     split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -151,8 +129,6 @@ def _decode_attention(
     begin = tl.load(row_borders + split)
     end = tl.load(row_borders + split + 1)
     row_table = table_ptr + row.to(tl.int64) * max_pages
-    if PREFETCH > 0:
-        _prefetch_tokens(k_ptr, v_ptr, row_table, head, begin, end, KV_HEADS, D, PAGE, PREFETCH, ASM)
     await_previous_kernel(PDL)
     if position >= 0:
         qkv = qkv_ptr + row.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
@@ -203,8 +179,6 @@ class AttentionShape:
     tile: int = 64
     warps: int = 4
     stages: int = 2
-    #: Keys and values of a split that are asked for before the wait for the kernel before; a power of two, or 0.
-    prefetch_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +228,6 @@ def decode_attention(
     """
     k, v = cache
     group = shape.num_heads // shape.num_kv_heads
-    row_bytes = shape.head_dim * k.element_size()
     _decode_attention[(shape.num_splits, shape.num_kv_heads, qkv.shape[0])](
         qkv,
         *(gains or (None, None)),
@@ -280,8 +253,6 @@ def decode_attention(
         ROWS=max(16, triton.next_power_of_2(group)),
         MERGE_ROWS=triton.next_power_of_2(group),
         STAGES=shape.stages,
-        PREFETCH=shape.prefetch_tokens if pdl else 0,
-        ASM=f"cp.async.bulk.prefetch.L2.global [$1], {row_bytes}; mov.b32 $0, 0;",
         NORMED=gains is not None,
         PDL=pdl,
         num_warps=shape.warps,

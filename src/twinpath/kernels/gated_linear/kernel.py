@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from twinpath.kernels.tile import await_previous_kernel, inverse_rms, prefetch_weight_rows, row_tile_product
+from twinpath.kernels.tile import await_previous_kernel, inverse_rms, row_tile_product
 from twinpath.kernels.tiling import Tiling, fit_tiling, padded_batch
 
 
@@ -39,13 +39,10 @@ def _gated_linear(
     BLOCK_K: tl.constexpr,
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
-    CHUNKS: tl.constexpr,
     GELU: tl.constexpr,
     PDL: tl.constexpr,
 ):
     first = tl.program_id(0) * R
-    prefetch_weight_rows(w_ptr, first, K, R, SLICES, CHUNKS)
-    prefetch_weight_rows(w_ptr, N + first, K, R, SLICES, CHUNKS)
     both = tl.arange(0, 2 * R)
     rows = first + both % R + both // R * N
     batch = tl.arange(0, B)
@@ -94,7 +91,6 @@ def gated_linear(
         BLOCK_K=tiling.block_k,
         SLICES=tiling.slices,
         STAGES=tiling.stages,
-        CHUNKS=tiling.prefetch_chunks if pdl else 0,
         GELU=activation == "gelu_tanh",
         PDL=pdl,
         num_warps=tiling.slices,

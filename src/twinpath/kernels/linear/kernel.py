@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from twinpath.kernels.tile import await_previous_kernel, inverse_rms, prefetch_weight_rows, row_tile_product
+from twinpath.kernels.tile import await_previous_kernel, inverse_rms, row_tile_product
 from twinpath.kernels.tiling import Tiling, fit_tiling, padded_batch
 
 
@@ -29,13 +29,11 @@ def _linear(
     BLOCK_K: tl.constexpr,
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
-    CHUNKS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     NORMED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     first = tl.program_id(0) * R
-    prefetch_weight_rows(w_ptr, first, K, R, SLICES, CHUNKS)
     rows = first + tl.arange(0, R)
     batch = tl.arange(0, B)
     await_previous_kernel(PDL)
@@ -84,7 +82,6 @@ def linear(
         BLOCK_K=tiling.block_k,
         SLICES=tiling.slices,
         STAGES=tiling.stages,
-        CHUNKS=tiling.prefetch_chunks if pdl else 0,
         HAS_BIAS=bias is not None,
         NORMED=squares is not None,
         PDL=pdl,

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from twinpath.kernels.tile import await_previous_kernel, prefetch_weight_rows, row_tile_product
+from twinpath.kernels.tile import await_previous_kernel, row_tile_product
 from twinpath.kernels.tiling import Tiling, fit_tiling, padded_batch
 
 
@@ -28,12 +28,10 @@ def _linear_residual(
     BLOCK_K: tl.constexpr,
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
-    CHUNKS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     first = tl.program_id(0) * R
-    prefetch_weight_rows(w_ptr, first, K, R, SLICES, CHUNKS)
     rows = first + tl.arange(0, R)
     batch = tl.arange(0, B)
     gain = tl.load(gain_ptr + rows)
@@ -87,7 +85,6 @@ def linear_residual(
         BLOCK_K=tiling.block_k,
         SLICES=tiling.slices,
         STAGES=tiling.stages,
-        CHUNKS=tiling.prefetch_chunks if pdl else 0,
         HAS_BIAS=bias is not None,
         PDL=pdl,
         num_warps=tiling.slices,

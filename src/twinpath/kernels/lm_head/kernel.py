@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from twinpath.kernels.tile import await_previous_kernel, inverse_rms, prefetch_weight_rows, row_tile_product
+from twinpath.kernels.tile import await_previous_kernel, inverse_rms, row_tile_product
 from twinpath.kernels.tiling import Tiling, fit_tiling, padded_batch
 
 
@@ -30,12 +30,10 @@ def _lm_head(
     BLOCK_K: tl.constexpr,
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
-    CHUNKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tile = tl.program_id(0)
     first = tile * R
-    prefetch_weight_rows(w_ptr, tl.minimum(first, V - R), K, R, SLICES, CHUNKS)
     rows = first + tl.arange(0, R)
     batch = tl.arange(0, B)
     await_previous_kernel(PDL)
@@ -121,7 +119,6 @@ def lm_head(
         BLOCK_K=tiling.block_k,
         SLICES=tiling.slices,
         STAGES=tiling.stages,
-        CHUNKS=tiling.prefetch_chunks if pdl else 0,
         PDL=pdl,
         num_warps=tiling.slices,
         launch_pdl=pdl,
