@@ -31,8 +31,11 @@ from twinpath.text import load_text
 from twinpath.text.text_model import TextModel
 from twinpath.types import Grammar, Request, SamplingParams, TokensEvent
 
-NUM_TOKENS = 160
-NUM_ROUNDS = 7
+#: Budgets of the answers under a grammar: the nearer the end, the more often it looks for a way there.
+MAX_TOKENS = (256, 1024)
+#: The unconstrained answer is cut here; the other one ends by itself before.
+NUM_FREE_TOKENS = 64
+NUM_ROUNDS = 40
 PROMPT = "Write a list of people with their names, ages and hobbies, as JSON."
 #: An answer to it goes on as long as it may.
 PEOPLE = {
@@ -80,10 +83,10 @@ class Bench:
         self.prompt_ids = self.text.encode_chat([{"role": "user", "content": PROMPT}])
         self._num_requests = 0
 
-    def run(self, grammar: Grammar | None) -> tuple[list[float], list[float]]:
+    def run(self, grammar: Grammar | None, max_tokens: int) -> tuple[list[float], list[float]]:
         """Milliseconds of each decode step, plan to commit, and of its masks in there."""
         self._num_requests += 1
-        sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         request = Request(
             request_id=str(self._num_requests), prompt_ids=self.prompt_ids, sampling=sampling, grammar=grammar
         )
@@ -117,26 +120,29 @@ def measure_tokens(model: Path) -> dict[str, Any]:
     """Rounds of both in turn; the median of each round's mean, and the ratio within rounds."""
     bench = Bench(model)
     grammar = schema_grammar(PEOPLE, strict=True, param="schema")
-    bench.run(None)
-    bench.run(grammar)
-    rows: list[dict[str, float]] = []
-    for _ in range(NUM_ROUNDS):
-        (free, _), (held, masks) = bench.run(None), bench.run(grammar)
-        num_steps = min(len(free), len(held))  # At the same positions.
-        free, held, masks = free[:num_steps], held[:num_steps], masks[:num_steps]
-        rows.append(
-            {
-                "free_ms": statistics.fmean(free),
-                "held_ms": statistics.fmean(held),
-                "masks_ms": statistics.fmean(masks),
-                "num_steps": num_steps,
-                "ratio": statistics.fmean(held) / statistics.fmean(free),
-                "free_p50_ms": statistics.median(free),
-                "held_p50_ms": statistics.median(held),
-            }
-        )
-    middle = {key: round(statistics.median(row[key] for row in rows), 4) for key in rows[0]}
-    return {"rounds": rows, "median": middle, "engine": bench.engine.info.description}
+    bench.run(None, NUM_FREE_TOKENS)
+    bench.run(grammar, max(MAX_TOKENS))
+    rounds = {max_tokens: [_round(bench, grammar, max_tokens) for _ in range(NUM_ROUNDS)] for max_tokens in MAX_TOKENS}
+    median = {
+        max_tokens: {key: round(statistics.median(row[key] for row in rows), 4) for key in rows[0]}
+        for max_tokens, rows in rounds.items()
+    }
+    return {"rounds": rounds, "median": median, "engine": bench.engine.info.description}
+
+
+def _round(bench: Bench, grammar: Grammar, max_tokens: int) -> dict[str, float]:
+    (free, _), (held, masks) = bench.run(None, NUM_FREE_TOKENS), bench.run(grammar, max_tokens)
+    num_steps = min(len(free), len(held))  # At the same positions.
+    free, held, masks = free[:num_steps], held[:num_steps], masks[:num_steps]
+    return {
+        "free_ms": statistics.fmean(free),
+        "held_ms": statistics.fmean(held),
+        "masks_ms": statistics.fmean(masks),
+        "num_steps": num_steps,
+        "ratio": statistics.fmean(held) / statistics.fmean(free),
+        "free_p50_ms": statistics.median(free),
+        "held_p50_ms": statistics.median(held),
+    }
 
 
 async def measure_compile(model: Path, num_rounds: int = 5) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class GrammarCompiler:
             compiled.matcher.deep_copy(),
             lambda: Completer(compiled.byte_matcher.deep_copy(), hints),
             self._vocabulary,
-            hints.jump_tokens,
+            hints,
             request.sampling.min_tokens,
         )
 

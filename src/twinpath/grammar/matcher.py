@@ -8,11 +8,15 @@ import numpy as np
 from llguidance import LLMatcher
 
 from twinpath.grammar.completion import Completer
+from twinpath.grammar.hints import Hints
 from twinpath.grammar.vocabulary import Vocabulary
 from twinpath.types import Int32s
 
 #: Bytes of completions looked at for each token left; few tokens are longer.
 _TOKEN_BYTES = 16
+#: A token without these opens nothing in JSON; within a string or a number it adds little.
+_OPENING = (b"{", b"[", b",", b'"')
+_CONTENT_TOKENS = 5
 #: Completions longer than this are not looked for.
 _MAX_COMPLETION_BYTES = 16 * 1024
 
@@ -30,10 +34,10 @@ class GrammarConstraint:
         matcher: LLMatcher,
         completer: Callable[[], Completer],
         vocabulary: Vocabulary,
-        jump_tokens: int,
+        hints: Hints,
         min_tokens: int = 0,
     ) -> None:
-        """`matcher` at the beginning, taken over. `jump_tokens`: most that one token adds to the way to the end."""
+        """`matcher` at the beginning, taken over."""
         self.error: str | None = None
         self.closed_out = False
         self._matcher = matcher
@@ -43,17 +47,25 @@ class GrammarConstraint:
         self._before_last: Completer | None = None
         #: Text that the completer has not been told.
         self._unseen = bytearray()
-        self._jump_tokens = jump_tokens + vocabulary.most_openers + 1  # And itself.
+        #: Most that one token adds to the way to the end, and itself.
+        self._jump_tokens = hints.jump_tokens + vocabulary.most_openers + 1
+        self._is_json = hints.is_json
+        self._is_far = False
         self._min_tokens = min_tokens
         self._num_tokens = 0
-        #: A legal way to the end from where the matcher stands; None: not looked for, or not found.
-        self._completion: list[int] | None = None
+        #: A legal way to the end, from where the matcher stands when `_is_fresh`; None: none was found yet.
+        self._way: bytes | None = None
+        self._is_fresh = False
+        #: The way that is forced.
+        self._completion: list[int] = []
         #: Searches in a row that found no way that fits.
         self._num_misses = 0
         #: Tokens of `_completion` that were forced so far.
         self._num_forced = 0
-        #: The way to the end is looked at again when so many tokens are left.
-        self._check_at = 0
+        #: What tokens may still add to the way to the end before it is looked at again.
+        self._room = 0
+        #: Looking for a way that was not found is put off for so many tokens.
+        self._num_skipped = 0
         #: It is to be looked at with the next mask, where that waits for no one.
         self._must_look = True
         self._last_token: int | None = None
@@ -61,7 +73,7 @@ class GrammarConstraint:
     @property
     def finished(self) -> bool:
         if self.closed_out:
-            return self._num_forced == len(self._completion or ())
+            return self._num_forced == len(self._completion)
         return self.error is None and bool(self._matcher.is_stopped())
 
     def fill(self, words: Int32s, num_left: int) -> None:
@@ -70,7 +82,7 @@ class GrammarConstraint:
             self._fits(num_left)
         if self.error is not None or self.closed_out:
             words[:] = 0
-            if self.error is None and self._completion:
+            if self.error is None:
                 _set(words, self._completion[self._num_forced])
             return
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -89,40 +101,65 @@ class GrammarConstraint:
         if not self._matcher.consume_token(token):
             self._fail("the engine sampled a token that the grammar forbids")
             return True
-        self._unseen += self._vocabulary.token_bytes(token)
+        text = self._vocabulary.token_bytes(token)
+        self._unseen += text
         self._last_token = token
-        if num_left <= self._check_at and not self._matcher.is_stopped():
-            known = self._completion
-            if known is None or num_left > len(known) + 2 * self._jump_tokens:
-                self._must_look = True  # There is room for a token more, whatever this one has opened.
+        known = self._way
+        if not self._matcher.is_stopped() and self._look_is_due(text):
+            if known is None or self._is_far:
+                self._must_look = True
             elif not self._fits(num_left) and self._closes_before(token, known, num_left):
                 return False
         self._num_tokens += 1
         return True
 
+    def _look_is_due(self, text: bytes) -> bool:
+        if self._way is not None and self._follow(self._way, text):
+            self._room -= 1
+        elif self._num_skipped:
+            self._num_skipped -= 1
+            return False
+        else:
+            opens = not self._is_json or any(mark in text for mark in _OPENING)
+            self._room -= self._jump_tokens if opens else _CONTENT_TOKENS
+        return self._room < 0
+
+    def _follow(self, way: bytes, text: bytes) -> bool:
+        """Whether the way leads on after `text`, less what that said of it, or as it is where a string goes on."""
+        if self._is_fresh and way.startswith(text):
+            self._way = way[len(text) :]
+            return True
+        plain = text.replace(b", ", b",").replace(b": ", b":").removeprefix(b" ")
+        for rest in (way[len(plain) :] if plain != text and way.startswith(plain) else way, way):
+            if self._leads(rest):
+                self._way, self._is_fresh = rest, True
+                return True
+        self._is_fresh = False
+        return False
+
+    def _leads(self, way: bytes) -> bool:
+        tokens = [*self._vocabulary.tokenize(way), self._vocabulary.end_ids[0]]
+        return bool(self._matcher.validate_tokens(tokens) == len(tokens))
+
     def _fits(self, num_left: int) -> bool:
         """Whether a way to the end fits the tokens left; notes it, and forces it when it fills them."""
-        completion = self._completion if self._still_leads_to_the_end() else self._search(num_left)
-        if completion is None or len(completion) > num_left:
+        way = self._way if self._is_fresh else self._search(num_left)
+        completion = [] if way is None else self._vocabulary.tokenize(way)
+        if way is None or len(completion) > num_left:
             # Perhaps there is none, and every look costs as much as a token: seldom, then.
-            self._check_at = num_left - (1 << self._num_misses)
+            self._num_skipped, self._room = (1 << self._num_misses) - 1, 0
             self._num_misses += 1
             return False
-        self._completion, self._num_misses = completion, 0
+        self._way, self._is_fresh, self._num_misses, self._num_skipped = way, True, 0, 0
         slack = num_left - len(completion)
-        self._check_at = num_left - max(1, slack // self._jump_tokens - 2)
+        # Far from the end there is room for a token more, whatever it opens: the look can wait for the next mask.
+        self._is_far = slack > 3 * self._jump_tokens
+        self._room = slack - 2 * self._jump_tokens if self._is_far else 0
         if not slack and completion:
             self._close_out(completion)
         return True
 
-    def _still_leads_to_the_end(self) -> bool:
-        known = self._completion
-        if known is None:
-            return False
-        tokens = [*known, self._vocabulary.end_ids[0]]
-        return bool(self._matcher.validate_tokens(tokens) == len(tokens))
-
-    def _search(self, num_left: int) -> list[int] | None:
+    def _search(self, num_left: int) -> bytes | None:
         if self._completer is None:
             self._completer = self._make_completer()
         last = b"" if self._last_token is None else self._vocabulary.token_bytes(self._last_token)
@@ -132,23 +169,21 @@ class GrammarConstraint:
         self._unseen.clear()
         return self._complete(self._completer, num_left)
 
-    def _complete(self, completer: Completer, num_left: int) -> list[int] | None:
-        text = completer.shortest(min(num_left * _TOKEN_BYTES, _MAX_COMPLETION_BYTES))
-        if text is None:
-            return None
-        completion = self._vocabulary.tokenize(text)
-        return completion if self._matcher.validate_tokens(completion) == len(completion) else None
+    def _complete(self, completer: Completer, num_left: int) -> bytes | None:
+        way = completer.shortest(min(num_left * _TOKEN_BYTES, _MAX_COMPLETION_BYTES))
+        return way if way is not None and self._leads(way) else None
 
-    def _closes_before(self, token: int, known: list[int], num_left: int) -> bool:
+    def _closes_before(self, token: int, known: bytes, num_left: int) -> bool:
         """Take back the token that left no way that fits, and force the one that was open before it.
 
         With room to spare the way was merely not found: then the token stays.
         """
-        if num_left > len(known) + self._jump_tokens or self._before_last is None:
+        if num_left > len(self._vocabulary.tokenize(known)) + self._jump_tokens or self._before_last is None:
             return False
         self._matcher.rollback(1)
-        completion = known if self._still_leads_to_the_end() else self._complete(self._before_last, num_left + 1)
-        if completion is None or len(completion) > num_left + 1:
+        way = known if self._leads(known) else self._complete(self._before_last, num_left + 1)
+        completion = [] if way is None else self._vocabulary.tokenize(way)
+        if way is None or len(completion) > num_left + 1:
             self._matcher.consume_token(token)
             return False
         self._close_out(completion)

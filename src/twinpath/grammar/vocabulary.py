@@ -48,6 +48,7 @@ class Vocabulary:
         self._spelling = spelling
         special = spelling.special_ids | set(end_ids)
         tokens = [_marked(spelling.token_bytes(i), i in special) for i in range(min(size, spelling.vocab_size))]
+        self._special_firsts = {spelling.token_bytes(i).decode(errors="replace")[:1] for i in special} - {""}
         tokens += [b""] * (size - len(tokens))  # Rows without a token: never legal.
         #: Most brackets that one token opens, and so the most that it adds to the way to the end by them.
         self.most_openers = max(token.count(b"[") + token.count(b"{") for token in tokens)
@@ -73,7 +74,11 @@ class Vocabulary:
     def tokenize(self, text: bytes) -> list[int]:
         """Few tokens for `text`, which may begin inside a character; control tokens where it spells some."""
         try:
-            parts = self.split(text.decode())
+            decoded = text.decode()
+            # Cutting costs more than all the rest.
+            parts = (
+                self.split(decoded) if any(first in decoded for first in self._special_firsts) else [(decoded, None)]
+            )
         except UnicodeDecodeError:
             return [self._single[byte] for byte in text if byte in self._single]
         ids: list[int] = []
