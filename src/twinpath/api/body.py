@@ -14,6 +14,7 @@ from twinpath.api.large_body import LARGE_BODY_BYTES, decode_large
 from twinpath.errors import BodyTooLarge, InvalidRequest, RequestError
 
 T = TypeVar("T")
+Body = bytes | bytearray
 
 #: `... - at `$.messages[0].role`` in msgspec's messages: the field goes to the envelope's `param`.
 _AT_PATH = re.compile(r"^(.*) - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
@@ -28,16 +29,15 @@ class ClientGone(Exception):
         self.reason = reason
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, idle_timeout_s: float) -> bytes:
-    """The whole body.
+async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, idle_timeout_s: float) -> Body:
+    """The whole body. One of several pieces is gathered as they come: joining 32 MB at once would stop the loop.
 
     Raises: BodyTooLarge (at once when Content-Length says so), RequestError 408 when nothing comes, ClientGone.
     """
     declared = header(scope, b"content-length")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise BodyTooLarge(f"The request body has {int(declared)} bytes; at most {limit_bytes} are accepted.")
-    parts: list[bytes] = []
-    num_bytes = 0
+    body: Body = b""
     while True:
         try:
             async with asyncio.timeout(idle_timeout_s):
@@ -47,12 +47,16 @@ async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, idle_ti
         if message["type"] == "http.disconnect":
             raise ClientGone("disconnect")
         part = message.get("body", b"")
-        num_bytes += len(part)
-        if num_bytes > limit_bytes:
+        if len(body) + len(part) > limit_bytes:
             raise BodyTooLarge(f"The request body is larger than the {limit_bytes} bytes accepted.")
-        parts.append(part)
+        if not body:
+            body = part
+        elif isinstance(body, bytearray):
+            body += part
+        else:
+            body = bytearray(body) + part
         if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return body
 
 
 def check_content_type(scope: Scope) -> None:
@@ -62,7 +66,7 @@ def check_content_type(scope: Scope) -> None:
         raise InvalidRequest("The request body must be JSON: send it with Content-Type: application/json.")
 
 
-def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_body(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
     """JSON to a request struct.
 
     Raises: InvalidRequest, `param` naming the field where one is to blame.

@@ -34,7 +34,7 @@ _CUT = "\x00twinpath: prompt ids"
 _ids = msgspec.json.Decoder(list[Count])
 
 
-def decode_large(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_large(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     """As `decoder.decode(body)`, with pauses where `prompt` is a long array of token ids, or of such arrays.
 
     Raises: what the decoder raises; InvalidRequest when the array holds anything else or too much.
@@ -58,7 +58,7 @@ def decode_large(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     return cast(T, fields)
 
 
-def _find(body: bytes) -> tuple[int, int, bool, list[tuple[int, int]]] | None:
+def _find(body: bytes | bytearray) -> tuple[int, int, bool, list[tuple[int, int]]] | None:
     """Where the array begins and ends, whether it holds arrays, and the insides of these; None when `prompt` is no
     array of numbers."""
     key = body.find(_KEY)
@@ -82,7 +82,7 @@ def _find(body: bytes) -> tuple[int, int, bool, list[tuple[int, int]]] | None:
     return body.index(b"[", key), end + 1, nested, spans
 
 
-def _decode_ids(body: bytes, begin: int, end: int) -> Iterator[list[Any]]:
+def _decode_ids(body: bytes | bytearray, begin: int, end: int) -> Iterator[list[Any]]:
     """Pieces of `1,2,3`, cut at commas."""
     while begin < end:
         cut = end if end - begin <= _PIECE_BYTES else body.find(b",", begin + _PIECE_BYTES, end)
