@@ -97,7 +97,7 @@ class CudaEngine:
             is_next = all(job.is_launched for job in self._jobs)
             self._jobs.append(Job(plan))
         if is_next:  # Else `poll` goes on with what is before it.
-            self._advance(may_wait=False)
+            self._advance(is_polled=False)
         return plan.step_id
 
     def poll(self, timeout_s: float | None = None) -> StepResult | None:
@@ -110,7 +110,7 @@ class CudaEngine:
             return None
         began_s = time.perf_counter()
         while True:
-            self._advance(may_wait=True)
+            self._advance(is_polled=True)
             if self._failure is not None:
                 raise self._failure
             job = self._jobs[0]
@@ -159,21 +159,21 @@ class CudaEngine:
         except Exception as error:
             raise self._fail(job, error) from error
 
-    def _advance(self, *, may_wait: bool) -> None:
+    def _advance(self, *, is_polled: bool) -> None:
         """Launch what may be launched, in order, and note what the card has done."""
         if self._failure is not None:
             return
         num_ahead = 0
         for job in list(self._jobs):
             try:
-                num_ahead += self._advance_job(job, num_ahead, may_wait=may_wait and job is self._jobs[0])
+                num_ahead += self._advance_job(job, num_ahead, is_polled=is_polled and job is self._jobs[0])
             except Exception as error:  # the caller waits for a result: it must learn that there will be none
                 self._fail(job, error)
                 return
             if job.interrupted or not job.is_launched:
                 return
 
-    def _advance_job(self, job: Job, num_ahead: int, *, may_wait: bool) -> int:
+    def _advance_job(self, job: Job, num_ahead: int, *, is_polled: bool) -> int:
         """Launch pieces of one job while fewer than `_RUN_AHEAD` are ahead; returns how many of its own are."""
         if job.pieces is None and not job.interrupted and not job.stop:
             self._launcher.start(job)
@@ -185,8 +185,8 @@ class CudaEngine:
                 break
             assert job.pieces
             masks = job.plan.masks
-            is_blocked = job.pieces[0].may_wait and not may_wait and masks is not None and not masks.ready.is_set()
-            is_enough = num_launched == _RUN_AHEAD and not may_wait
+            is_blocked = job.pieces[0].needs_masks and masks is not None and not masks.ready.is_set()
+            is_enough = num_launched == _RUN_AHEAD and not is_polled
             if is_blocked or is_enough or num_ahead + len(job.marks) >= _RUN_AHEAD:
                 break
             self._launcher.launch(job)

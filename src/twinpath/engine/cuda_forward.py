@@ -54,7 +54,7 @@ class Forward:
         library: LibraryAttention | None = None,
     ) -> None:
         spec, device, dtype = weights.spec, weights.embed.device, weights.embed.dtype
-        self._weights, self._kv, self._ops, self._tiling = weights, kv, operations, tiling
+        self.weights, self._kv, self._ops, self._tiling = weights, kv, operations, tiling
         self.library = library
         self.shape = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, kv.page_size, spec.norm_eps)
 
@@ -72,19 +72,19 @@ class Forward:
         self.logits_buffer = buffer(max_picks, spec.vocab_size, torch.float32)
 
     def embed(self, rows: Rows, residual: Tensor) -> None:
-        self._ops.embed_rows(rows, self._weights.embed, self._weights.spec.embed_scale, residual)
+        self._ops.embed_rows(rows, self.weights.embed, self.weights.spec.embed_scale, residual)
 
     def layer(self, index: int, rows: Rows, residual: Tensor, *, first: bool, chunks: Sequence[Chunk] = ()) -> None:
         """One layer over residual float32 [R, hidden]; `first`: no layer before it left a change.
 
         chunks: rows whose attention the library does; `rows.tiles` leaves them out.
         """
-        weights, spec, num_rows = self._weights.layers[index], self._weights.spec, len(residual)
+        weights, spec, num_rows = self.weights.layers[index], self.weights.spec, len(residual)
         x, change = self._x[:num_rows], self._change[:num_rows]
         self._add_change(index - 1, residual, weights.attn_norm, has_change=not first)
         qkv, q, attended = self._qkv[:num_rows], self._q[:num_rows], self._attended[:num_rows]
         torch.mm(x, weights.qkv.t(), out=qkv)
-        rope, pages = self._weights.rope_tables[spec.layer_rope[index]], (self._kv.k[index], self._kv.v[index])
+        rope, pages = self.weights.rope_tables[spec.layer_rope[index]], (self._kv.k[index], self._kv.v[index])
         self._ops.rotate_append(qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape)
         self._ops.attend(q, rows, pages, attended, spec.attn_scale, spec.layer_window[index], self.shape, self._tiling)
         for chunk in chunks:
@@ -106,7 +106,7 @@ class Forward:
 
     def logits(self, picked: Tensor, residual: Tensor) -> Tensor:
         """Rows `picked` int32 [P] of `residual` -> logits float32 [P, vocab], valid until the next call."""
-        weights, num = self._weights, len(picked)
+        weights, num = self.weights, len(picked)
         last, out = self._last[:num], self.logits_buffer[:num]
         self._ops.add_norm(residual, None, weights.final_norm, last, weights.spec.norm_eps, picked=picked)
         if last.dtype == torch.float32:
@@ -125,9 +125,9 @@ class Forward:
         *,
         has_change: bool,
     ) -> None:
-        num_rows, eps = len(residual), self._weights.spec.norm_eps
+        num_rows, eps = len(residual), self.weights.spec.norm_eps
         post = None
-        if has_change and (norms := self._weights.layers[last_layer].post_norms):
+        if has_change and (norms := self.weights.layers[last_layer].post_norms):
             post = norms[1]
         change = self._change[:num_rows] if has_change else None
         self._ops.add_norm(residual, change, next_norm, self._x[:num_rows], eps, post_weight=post)

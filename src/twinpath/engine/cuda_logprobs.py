@@ -32,6 +32,11 @@ class KeptLogits:
         return token_logprob(self._kept[ring, row].cpu().numpy(), token, num_top)
 
 
+def wants_prompt(run: Run) -> bool:
+    """Whether rows of `run` have prompt log-probabilities to tell."""
+    return run.bound.sampling.prompt_logprobs is not None and run.start + 1 < run.bound.num_prompt
+
+
 def prompt_logprobs(runs: Sequence[Run], forward: Forward, residual: Tensor, output: StepOutput) -> None:
     """Entries for the rows whose next token is a prompt token, of runs that ask. Waits for the card."""
     for run in runs:

@@ -15,7 +15,7 @@ from torch import Tensor
 from twinpath.engine.cuda_forward import Chunk, Forward
 from twinpath.engine.cuda_graphs import Captures, DecodeGraphs, StepGraphs, capture_graphs, decode_shape
 from twinpath.engine.cuda_inputs import InputBlocks, InputViews, Mark, make_mark
-from twinpath.engine.cuda_logprobs import KeptLogits, prompt_logprobs
+from twinpath.engine.cuda_logprobs import KeptLogits, prompt_logprobs, wants_prompt
 from twinpath.engine.cuda_memory import NUM_RESIDUALS
 from twinpath.engine.cuda_ops import Operations
 from twinpath.engine.cuda_residuals import ResidualStore
@@ -37,8 +37,8 @@ class Piece:
 
     launch: Callable[[], None]
     num_layers: int
-    #: Launching it may wait for the host (masks): not from `submit`.
-    may_wait: bool = False
+    #: It samples with the plan's masks, which the host may still be filling.
+    needs_masks: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -168,13 +168,12 @@ class StepLauncher:
         return output
 
     def _choose(self, plan: StepPlan, rows: StepRows) -> tuple[DecodeGraphs | None, Shape]:
-        """Decode graphs where every row samples once through all layers; else the shape of the rows."""
+        """Decode graphs where every segment is one row that runs and samples, all layers; else the rows' shape."""
         num_rows, graphs = rows.num_rows, self._graphs
         is_whole = plan.layer_begin == 0 and plan.layer_end == self._info.num_layers
-        if graphs is not None and is_whole and num_rows == len(plan.slots) and bool(plan.sample.all()):
-            tier = graphs.decode_tier(num_rows)
-            if tier is not None and not any(run.bound.sampling.prompt_logprobs is not None for run in rows.runs):
-                return graphs.decode[tier], decode_shape(tier)
+        is_decode = num_rows == len(plan.slots) == len(rows.sampled) and not any(map(wants_prompt, rows.runs))
+        if graphs is not None and is_whole and is_decode and (tier := graphs.decode_tier(num_rows)) is not None:
+            return graphs.decode[tier], decode_shape(tier)
         if graphs is not None and is_whole and (tier := graphs.prefill_tier(num_rows)) is not None:
             return None, self._shape(tier)
         return None, self._shape(num_rows)
@@ -201,7 +200,7 @@ class StepLauncher:
             return [Piece(partial(self._decode, job, graphs), num_layers)]
         return [
             Piece(graphs.forward.replay, num_layers),
-            Piece(partial(self._sample_decoded, job, graphs), 0, may_wait=True),
+            Piece(partial(self._sample_decoded, job, graphs), 0, needs_masks=True),
         ]
 
     def _decode(self, job: Job, graphs: DecodeGraphs) -> None:
@@ -220,7 +219,7 @@ class StepLauncher:
         else:
             residual = self._residuals.resume(plan.residual)
         residual = residual[: shape.rows]
-        finish = Piece(partial(self._finish_forward, job, views, residual), 0, may_wait=plan.masks is not None)
+        finish = Piece(partial(self._finish_forward, job, views, residual), 0, needs_masks=plan.masks is not None)
         is_whole = plan.layer_begin == 0 and plan.layer_end == self._info.num_layers
         if self._graphs is not None and is_whole and plan.residual is None and shape.rows in self._graphs.prefill:
             pieces = self._graphs.prefill[shape.rows].pieces

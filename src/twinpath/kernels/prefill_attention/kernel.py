@@ -53,7 +53,7 @@ def prefill_attention_kernel(
     """Programs (head group, tile). A tile is M / PACK rows; the PACK query heads of one key head share a program."""
     group, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # the longest first
     num_rows = tl.load(tiles + tile * 4 + 1)
-    if num_rows == 0:
+    if num_rows <= 0:
         return
     first_row = tl.load(tiles + tile * 4).to(tl.int64)
     start = tl.load(tiles + tile * 4 + 2)

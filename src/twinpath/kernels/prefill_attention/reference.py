@@ -22,7 +22,7 @@ def attend(
     """As `launch.attend`."""
     group = shape.num_heads // shape.num_kv_heads
     for first, num_rows, start, slot in rows.tiles.tolist():
-        if num_rows == 0:
+        if num_rows <= 0:
             continue
         end = start + num_rows
         table = rows.tables[slot, : -(-end // shape.page_size)].long()
