@@ -5,8 +5,8 @@
 // works on. What a projection sums: each warp one eighth of K, in order of K; then the eight in order. Nothing depends on
 // the other rows of the batch or on which program is first.
 //
-// Compiled for one model and card: HIDDEN INTER HEADS KV_HEADS DIM VOCAB LAYERS SPLITS PAGE TILE_K STAGES IN_FLIGHT AHEAD B_MAX
-// PROGRAMS WARPS WINDOWS EPS SCALE (attention scale times log2 e) GELU HEAD_NORMS QKV_BIAS are macros.
+// Compiled for one model and card: HIDDEN INTER HEADS KV_HEADS DIM VOCAB LAYERS SPLITS PAGE TILE_K STAGES IN_FLIGHT AHEAD
+// B_MAX PROGRAMS WARPS WINDOWS EPS SCALE (attention scale times log2 e) GELU HEAD_NORMS QKV_BIAS are macros.
 
 constexpr int GROUP = HEADS / KV_HEADS;
 constexpr int Q_ROWS = HEADS * DIM;
