@@ -190,13 +190,13 @@ async def templates(settings: Settings) -> dict[str, Any]:
 
 
 async def attach(streams: Streams, system: dict[str, str], num_pairs: int) -> dict[str, Any]:
-    """First tokens behind the pinned beginning, and (a tenth as often) behind a fresh one of the same length."""
+    """First tokens behind the pinned beginning, and (one in twenty) behind a fresh one of the same length."""
     hits, misses, cached = [], [], []
     for index in range(num_pairs):
         record = await streams.talk([system, {"role": "user", "content": f"{index}?"}], 2)
         hits.append(record.ttft_ms or 0.0)
         cached.append(record.cached_tokens)
-        if index % 10 == 0:
+        if index % 20 == 0:
             other = {"role": "system", "content": f"{index} {time.monotonic_ns()} {system['content']}"}
             misses.append((await streams.talk([other, {"role": "user", "content": f"{index}?"}], 2)).ttft_ms or 0.0)
     return {

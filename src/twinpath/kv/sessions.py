@@ -183,6 +183,10 @@ class SessionTable:
     def of_tenant(self, tenant: str) -> list[Session]:
         return [session for session in self._sessions.values() if session.tenant == tenant]
 
+    def chains(self) -> list[Chain]:
+        """All contexts of all sessions."""
+        return [chain for session in self._sessions.values() for chain in session.chains]
+
     def get(self, key: str) -> Session | None:
         return self._sessions.get(key)
 

@@ -229,6 +229,9 @@ class Memory:
         self.sessions.check_integrity()
         self.templates.check_integrity()
         self.residency.check_integrity(holders)
+        pinned = [template.chain for template in self.templates.all() if template.chain is not None]
+        for chain in (*self.sessions.chains(), *pinned):
+            assert self.prefix.find(chain.keys[: chain.num_pages]) == chain.pages.tolist(), "keys are not the pages'"
         for lane in Lane:
             drawn = sum(sequence.num_drawn_pages for sequence in holders if sequence.lane is lane)
             assert drawn == self.slabs.num_drawn[lane], "a lane's pages are miscounted"
