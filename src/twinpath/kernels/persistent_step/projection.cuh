@@ -16,8 +16,8 @@ __device__ __forceinline__ int own_line() {
   return row / 2 + row % 2 * 4;
 }
 
-// One stage: sums += its 16 rows times x, in two chains, so that one product need not wait for the last. The order of K within a block is permuted alike in both operands, so that a
-// thread's eight values are neighbours in memory.
+// One stage: sums += its 16 rows times x, in two chains, so that one product need not wait for the last. The order of
+// K within a block is permuted alike in both operands, so that a thread's eight values are neighbours in memory.
 __device__ __forceinline__ void multiply_stage(Ring& ring, float (&sums)[2][4], const uint4* x) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = own_line();
   barrier_wait(ring.full_bar(), ring.parity);
