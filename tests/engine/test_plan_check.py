@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from twinpath.engine.plan_check import check_plan
-from twinpath.types import PENDING_TOKEN, EngineInfo, StepPlan
+from twinpath.types import PENDING_TOKEN, EngineInfo, StepPlan, TokenMasks
 
 INFO = EngineInfo(
     num_layers=4,
@@ -48,6 +48,7 @@ def ints(*values: int) -> np.ndarray:
         {"layer_begin": 2, "residual": RESIDUAL},
         {"tokens": ints(5, 6, 7, 1000)},
         {"starts": ints(0, 63)},
+        {"masks": TokenMasks(ints(1), np.zeros((1, 4), np.int32))},
     ],
     ids=["whole", "first-layers", "last-layers", "token-ids-are-not-looked-at", "last-position"],
 )

@@ -33,7 +33,7 @@ def engine_limits() -> LLParserLimits:
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=100_000,
         step_max_items=50_000,
-        max_items_in_row=2_000,
+        max_items_in_row=10_000,
         max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,

@@ -99,7 +99,7 @@ class GrammarConstraint:
             self._num_forced += 1
             return True
         if not self._matcher.consume_token(token):
-            self._fail("the engine sampled a token that the grammar forbids")
+            self._fail("the answer cannot go on under its grammar")
             return True
         text = self._vocabulary.token_bytes(token)
         self._unseen += text

@@ -13,12 +13,15 @@ from twinpath.types import ErrorEvent, Event, FinishEvent, FinishReason, Request
 
 
 class GrammarQueue:
-    """All methods are the loop's. `wake` is called from the compiler's thread when `ready` has something to give."""
+    """All methods are the loop's. `wake` is called from the compiler's thread when `ready` has something to give and
+    the loop waits for messages."""
 
     def __init__(self, scheduler: Scheduler, constraints: Constraints | None, wake: Callable[[], None]) -> None:
         self._scheduler = scheduler
         self._constraints = constraints
         self._wake = wake
+        #: Set by the loop before it looks at `has_ready` and waits.
+        self.is_resting = False
         #: Their grammars are being compiled.
         self._waiting: dict[str, Request] = {}
         self._done: deque[tuple[Request, Constraint | RequestError]] = deque()
@@ -32,15 +35,13 @@ class GrammarQueue:
         if request.request_id in self._waiting:
             return []
         self._waiting[request.request_id] = request
-        is_known = True
 
         def done(outcome: Constraint | RequestError) -> None:
             self._done.append((request, outcome))
-            if not is_known:
+            if self.is_resting:  # Else the loop looks soon by itself.
                 self._wake()
 
         self._constraints.prepare(request, done)
-        is_known = False  # What comes before this line is seen right below.
         return self.ready()
 
     @property

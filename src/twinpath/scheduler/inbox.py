@@ -25,6 +25,8 @@ class Inbox:
         #: Read by the second thread, for the loop; None: the gateway is gone.
         self._kept: deque[ToEngine | None] = deque()
         self._watching = False
+        #: Anyone may wake the channel; only this says that the second thread is to stop reading.
+        self._must_park = False
         self._begin, self._parked = Semaphore(0), Semaphore(0)
         self._thread: Thread | None = None
 
@@ -37,9 +39,10 @@ class Inbox:
     def wait(self, timeout_s: float | None = None) -> ToEngine | None:
         """The next message, None after the timeout. Raises: ChannelClosed."""
         if self._watching:
+            self._must_park = True
             self._channel.wake()
             self._parked.acquire()
-            self._watching = False
+            self._watching = self._must_park = False
         return self._pop() if self._kept else self._read(timeout_s)
 
     def watch(self) -> None:
@@ -68,7 +71,9 @@ class Inbox:
         try:
             while True:
                 self._begin.acquire()
-                while (message := self._channel.receive()) is not None:
+                while (message := self._channel.receive()) is not None or not self._must_park:
+                    if message is None:
+                        continue
                     self._kept.append(message)
                     if isinstance(message, Cancel):
                         self._on_cancel(message.request_id)

@@ -176,7 +176,9 @@ class EngineLoop:
 
     def _wait(self, timeout_s: float | None) -> ToEngine | None:
         self.beat.end()
-        message = self._inbox.wait(timeout_s)
+        self._grammars.is_resting = True
+        message = None if self._grammars.has_ready else self._inbox.wait(timeout_s)
+        self._grammars.is_resting = False
         self.beat.begin()
         return message
 
