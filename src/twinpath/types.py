@@ -79,8 +79,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     #: Prefix-cache namespace: requests with different salts never share KV.
     cache_salt: str = ""
-    #: Id of a request with the same prompt: this one starts when that one has its first token, and finds the prompt's KV
-    #: in the prefix cache. "" when there is none.
+    #: Id of a request with the same prompt: this one starts when that one has its first token, and finds the prompt's
+    #: KV in the prefix cache. "" when there is none.
     follows: str = ""
     #: Session key from headers or body, already hashed with the API key; "" when none. A hint, never a lock.
     session: str = ""

@@ -72,5 +72,15 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=\[]", line)[0].replace("-", "_") for line in project["dependencies"]} | {"torch"}
     used = set().union(*(imported_roots(tree) for tree in TREES.values())) - {"triton", "cuda"}  # come with torch
+    used -= {"grpc", "grpc_health", "grpc_reflection", "grpc_tools", "google"}  # the extra `grpc`; see the next test
     # huggingface-hub is imported as huggingface_hub and so on: only the dash differs.
     assert used - set(sys.stdlib_module_names) - {"twinpath"} <= declared
+
+
+def test_grpc_is_an_extra_that_only_its_room_imports() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    declared = {re.split(r"[<>=\[]", line)[0] for line in extras["grpc"]}
+    assert declared == {"grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf"}
+    modules = {"grpc", "grpc_health", "grpc_reflection", "grpc_tools", "google"}
+    others = [path for path in TREES if not path.is_relative_to(PACKAGE / "rpc")]
+    assert not [name_of(path) for path in others if modules & imported_roots(TREES[path])]
