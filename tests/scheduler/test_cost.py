@@ -101,3 +101,13 @@ def test_shape_of_a_mixed_plan() -> None:
     # Decode at position 9 attends to 10; rows 4, 5, 6 to 5 + 6 + 7; rows 0, 1 to 1 + 2.
     assert shape_of(plan, 4) == StepShape(1, 10, 5, 21, 2, 1.0)
     assert shape_of(plan, 8) == StepShape(1, 10, 5, 21, 0, 0.5)
+
+
+def test_a_later_decode_step_is_predicted_to_the_bit() -> None:
+    model = CostModel()
+    for corrected in (False, True):
+        if corrected:
+            model.observe(StepShape(3, 1200, num_sampled=3), 1.3 * model.predict(StepShape(3, 1200, num_sampled=3)))
+        for steps in (0, 1, 7, 1000):
+            later = StepShape(3, 1200 + 3 * steps, num_sampled=3)
+            assert model.predict_later(StepShape(3, 1200, num_sampled=3), steps) == model.predict(later)

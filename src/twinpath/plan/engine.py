@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from twinpath.plan.arrivals import Arrival
-from twinpath.scheduler.cost import StepShape, shape_of
+from twinpath.scheduler.cost import CostModel, StepShape, shape_of
 from twinpath.types import EngineInfo, Int32s, StepPlan, StepResult
 
 #: Ends every answer. Above all block and filler ids.
@@ -30,7 +30,7 @@ class VirtualClock:
 
 
 class SimulatedEngine:
-    """Answers as long as the trace says, in the time that `step_ms(shape)` says, times `noise()` per step.
+    """Answers as long as the trace says, in the time that `cost` says, times `noise()` per step.
 
     A request is known by its sampling seed, which is the index of its arrival. Plans run one after the other; `poll`
     takes the clock to the end of the oldest. A plan that may repeat does so until an answer ends or `until_s` is past:
@@ -40,7 +40,7 @@ class SimulatedEngine:
     def __init__(
         self,
         info: EngineInfo,
-        step_ms: Callable[[StepShape], float],
+        cost: CostModel,
         clock: VirtualClock,
         arrivals: Sequence[Arrival],
         noise: Callable[[], float] = lambda: 1.0,
@@ -51,7 +51,7 @@ class SimulatedEngine:
         self.num_steps = 0
         #: When something will happen that the scheduler has to hear of.
         self.until_s = math.inf
-        self._step_ms = step_ms
+        self._cost = cost
         self._clock = clock
         self._noise = noise
         self._arrivals = arrivals
@@ -136,7 +136,8 @@ class SimulatedEngine:
         count = len(self._times)
         if count == len(self._noises):
             self._noises.append(self._noise())
-        self._times.append(self._step_ms(_grown(shape, count) if count else shape) * self._noises[count])
+        time_ms = self._cost.predict_later(shape, count) if count else self._cost.predict(shape)
+        self._times.append(time_ms * self._noises[count])
 
     def _steps_left(self, plan: StepPlan) -> int:
         """Until the first answer of a decode plan ends; 1 for any other plan."""
@@ -168,15 +169,3 @@ class SimulatedEngine:
             tokens[row] = self._bound[slots[row]].stream.tokens(position, position + repeats)
         tokens[positions + repeats > self._last[slots], -1] = END_ID
         return plan.sample.astype(np.int32) * np.int32(repeats), tokens.reshape(-1)
-
-
-def _grown(shape: StepShape, num_steps: int) -> StepShape:
-    """The shape `num_steps` later, when each decode row attends to so many more tokens."""
-    return StepShape(
-        shape.num_decode,
-        shape.decode_context + num_steps * shape.num_decode,
-        shape.num_prefill,
-        shape.prefill_context,
-        shape.num_sampled,
-        shape.layer_share,
-    )

@@ -77,8 +77,8 @@ class Simulation:
         self.outcomes: list[Outcome] = []
         noise = self.options.noise
         draw = partial(Random(self.options.seed).lognormvariate, 0.0, noise) if noise else lambda: 1.0
-        step_ms = CostModel(machine.cost).predict
-        self.engine = SimulatedEngine(machine.info, step_ms, self.clock, workload.arrivals, draw)
+        cost = CostModel(machine.cost)
+        self.engine = SimulatedEngine(machine.info, cost, self.clock, workload.arrivals, draw)
         limits = SchedulerLimits(machine.max_num_seqs, machine.max_num_batched_tokens, lanes=self.options.lanes)
         self.scheduler = Scheduler(
             machine.info,
