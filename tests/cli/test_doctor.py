@@ -34,6 +34,16 @@ def test_a_broken_check_is_a_failure_and_the_exit_code(
     assert "no library [at all]" in capsys.readouterr().out
 
 
+def test_a_loop_that_wakes_late_is_a_warning_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "STALL_CHECK_S", 0.01)
+    monkeypatch.setattr(doctor, "STALL_MS", -1.0)
+    [late] = doctor.check_stalls()
+    assert late.status == "warn" and "--trace-stalls-ms" in late.hint
+    monkeypatch.setattr(doctor, "STALL_MS", 1e9)
+    [fine] = doctor.check_stalls()
+    assert fine.status == "ok" and "woke at most" in fine.value
+
+
 def test_a_taken_port_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = doctor.HttpConfig(port=taken.getsockname()[1])

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Literal
 
 from twinpath import __version__
@@ -42,6 +43,8 @@ CPU_FEATURES = (
 #: Below this the default model and its KV pool do not fit beside a desktop.
 MIN_MEMORY_BYTES = 1 << 30
 MIN_DISK_BYTES = 1 << 30
+#: How long an idle loop is watched, and by how much it may wake late.
+STALL_CHECK_S, STALL_MS = 0.3, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,34 @@ def available_memory_bytes() -> int | None:
     return sizes.get("MemAvailable")
 
 
+def check_stalls() -> Iterator[Finding]:
+    """Whether threads of an idle process run when they should: what the machine itself adds to every token."""
+    import asyncio
+
+    from twinpath.telemetry.stalls import StallTracer
+
+    tracer = StallTracer()
+
+    async def idle() -> float:
+        tracer.watch_event_loop("idle", asyncio.get_running_loop())
+        tracer.start()
+        worst_s, end_s = 0.0, perf_counter() + STALL_CHECK_S
+        while (began_s := perf_counter()) < end_s:
+            await asyncio.sleep(0.001)
+            worst_s = max(worst_s, perf_counter() - began_s - 0.001)
+        tracer.stop()
+        return worst_s
+
+    worst_ms = asyncio.run(idle()) * 1e3
+    value = f"an idle loop woke at most {worst_ms:.1f} ms late in {STALL_CHECK_S:g} s"
+    if worst_ms < STALL_MS:
+        yield Finding("stalls", "ok", value)
+        return
+    where = f" (in {tracer.stalls[-1].frames[0]})" if tracer.stalls else ""
+    hint = "other processes take this machine's cores; of a server, --trace-stalls-ms 5 names what holds it up"
+    yield Finding("stalls", "warn", f"{value}{where}", hint)
+
+
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_versions,
     check_platform,
@@ -209,6 +240,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_ports,
     check_files,
     check_memory,
+    check_stalls,
 )
 
 
