@@ -71,7 +71,7 @@ def test_schemas_that_are_combined_stay_open() -> None:
         ({"enum": []}, "/enum"),
         ({"anyOf": []}, "/anyOf"),
         ({"properties": {"a": 5}}, "/properties/a"),
-        ({"$ref": "#"}, "/$ref"),
+        ({"$ref": "#"}, ""),
     ],
 )
 def test_a_refusal_says_where(schema: Any, path: str) -> None:
@@ -112,6 +112,13 @@ HOSTILE: dict[str, tuple[Any, bool]] = {
         False,
     ),
     "cycle in anyOf": ({"anyOf": [{"$ref": "#"}]}, False),
+    "an object in itself": ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, False),
+    "a list in itself": ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
+    "a list that may be empty": ({"type": "array", "items": {"$ref": "#"}}, True),
+    "one that ends beside one that does not": (
+        {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, {"type": "null"}]},
+        True,
+    ),
     "recursion that ends": (
         {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
         True,

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from decimal import Decimal
 from itertools import islice
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 
 from twinpath.errors import InvalidRequest
+from twinpath.grammar.finite import has_finite_instance, resolve
 from twinpath.types import Grammar
 
 #: Limits of one schema; each is compiled in well under a second at its limit (docs/structured-output.md).
@@ -105,6 +105,8 @@ def prepare_schema(
     walk = _Walk(schema, strict, param, close_objects)
     prepared = walk.node(schema, path, 0, closable=True)
     assert isinstance(prepared, dict)
+    if not has_finite_instance(prepared, _all_nodes(prepared)):
+        raise SchemaRefused("no instance of it ever ends", param=param, path=path)
     return prepared | {"x-guidance": SPACING | ({} if strict else {"lenient": True})}
 
 
@@ -195,15 +197,8 @@ class _Walk:
             del schema["multipleOf"]
 
     def _check_pointer(self, reference: str, path: str) -> None:
-        node: Any = self._root
-        for part in reference[2:].split("/"):
-            name = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(node, dict) and name in node:
-                node = node[name]
-            elif isinstance(node, list) and name.isdigit() and int(name) < len(node):
-                node = node[int(name)]
-            else:
-                raise self._refused(f"{path}/$ref", "it does not name a part of this schema")
+        if resolve(self._root, reference) is None:
+            raise self._refused(f"{path}/$ref", "it does not name a part of this schema")
 
     def _refused(self, path: str, reason: str) -> SchemaRefused:
         return SchemaRefused(reason, param=self._param, path=path)
