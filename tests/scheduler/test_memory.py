@@ -261,3 +261,16 @@ def test_a_request_that_waited_while_a_shared_template_came_and_went_has_its_own
     one.add(make_request("other", beginning + "w" * 4 + "more", 1, cache_salt="other"))
     one.run()
     assert cached_tokens(one, "alone") == 0 == cached_tokens(one, "other")
+
+
+def test_a_request_cancelled_after_it_was_preempted_leaves_nothing_that_it_said() -> None:
+    one = bench(num_pages=16)
+    one.add(make_request("old", "o" * 8, 50), turn("young", "y" * 8, 50))
+    while not one.scheduler.num_preemptions:
+        one.turn()
+    assert len(one.tokens("young")) > 8
+    one.cancel("young")
+    one.run()
+    one.add(make_request("again", "y" * 8 + "x" * 8, 1))
+    one.run()
+    assert cached_tokens(one, "again") <= 8

@@ -177,6 +177,9 @@ class PagePool:
             self._cold.move_to_end(page, last=False)
         return left
 
+    def is_cold(self, page: int) -> bool:
+        return page in self._cold
+
     def evict(self, page: int) -> None:
         """A cold page loses its content and is free."""
         del self._cold[page]

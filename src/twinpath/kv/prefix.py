@@ -82,9 +82,11 @@ class PrefixCache:
         self._pool.mark_cached(page)
 
     def withdraw(self, page: int) -> None:
-        """Undo `insert`, if it was done and nobody else has found the page since."""
+        """Undo `insert`, if it was done and nobody else uses the page: it is the caller's, or idle."""
         if page in self._page_to_key and self._pool.is_exclusive(page):
             self._pool.unmark_cached(page)
+        elif self._pool.is_cold(page):
+            self._pool.evict(page)
 
     def _evict(self, page: int) -> None:
         del self._key_to_page[self._page_to_key.pop(page)]

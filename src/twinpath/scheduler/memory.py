@@ -163,6 +163,8 @@ class Memory:
 
     def leave(self, sequence: Sequence) -> None:
         """Its request is over and no outstanding plan touches it: its session and template keep what is theirs."""
+        if not sequence.is_complete:
+            self._forget_outputs(sequence)
         if sequence.slot >= 0:
             context = self._context(sequence)
             if sequence.template is not None and context.num_pages == sequence.template.num_pages:
@@ -298,14 +300,20 @@ class Memory:
             sequence.num_drawn_pages += num_pages
             self.slabs.draw(sequence.lane, num_pages)
 
+    def _forget_outputs(self, sequence: Sequence) -> None:
+        """Nobody finds what it said: neither in its pages, nor where it left them when it was preempted."""
+        first = sequence.num_prompt // self._page_size
+        for index, page in enumerate(self.prefix.find(sequence.keys.keys, first), first):
+            # Another request may say the same, in pages of its own.
+            if self.pool.is_cold(page) or page in sequence.pages[index : index + 1]:
+                self.prefix.withdraw(page)
+
     def _context(self, sequence: Sequence) -> Chain:
         """The pages of a request that ended, as far as they hold what counts: of one that did not end as asked, the
         prompt. What it said is forgotten."""
         num_tokens = sequence.num_computed
         if not sequence.is_complete:
             num_tokens = min(num_tokens, sequence.num_prompt)
-            for page in sequence.pages[num_tokens // self._page_size : sequence.num_inserted_pages]:
-                self.prefix.withdraw(page)
         num_full = min(num_tokens // self._page_size, sequence.num_inserted_pages)
         keys = sequence.keys.keys[:num_full]
         num_bound = min(sequence.num_bound_pages, num_full)
