@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+#: A GPU kernel is one function because it is one launch: cutting it moves twenty pointers, not a thought.
+MAX_KERNEL_LINES = 80
 MAX_CONSTRUCTOR_PARAMETERS = 7
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
 
@@ -33,9 +35,18 @@ def test_files_are_short() -> None:
     assert not {name: length for name, length in lengths.items() if length > MAX_FILE_LINES}
 
 
+def most_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    is_kernel = any(ast.unparse(decorator).startswith("triton.jit") for decorator in function.decorator_list)
+    return MAX_KERNEL_LINES if is_kernel else MAX_FUNCTION_LINES
+
+
 def test_functions_are_short() -> None:
-    lengths = {f"{name_of(path)}:{f.name}": (f.end_lineno or f.lineno) - f.lineno + 1 for path, f in functions()}
-    assert not {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES}
+    lengths = {
+        f"{name_of(path)}:{f.name}": length
+        for path, f in functions()
+        if (length := (f.end_lineno or f.lineno) - f.lineno + 1) > most_lines(f)
+    }
+    assert not lengths
 
 
 def test_constructors_take_few_parameters() -> None:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
-from twinpath.api.idle_gc import IdleCollector
 from twinpath.api.protocol import bounded_protocol
 from twinpath.config import HttpConfig
 from twinpath.errors import UserError
@@ -92,25 +91,6 @@ def fit_descriptors(max_connections: int) -> int:
             needed,
         )
     return num_fitting
-
-
-async def serve(
-    app: ASGIApp,
-    config: HttpConfig,
-    listener: socket.socket,
-    *,
-    on_ready: Callable[[], None] | None = None,
-    drain: Drain | None = None,
-) -> None:
-    """Serve until SIGINT or SIGTERM: then stop accepting, let running requests finish within `drain_timeout_s`, end the
-    rest with an error each. A second signal ends them at once. `on_ready` is called when connections are accepted."""
-    collector = IdleCollector()
-    collector.start()
-    try:
-        server = StoppableServer(app, config, on_ready=on_ready, drain=drain, tick=collector.tick)
-        await server.serve([listener])
-    finally:
-        collector.stop()
 
 
 class Beside(Protocol):

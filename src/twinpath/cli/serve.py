@@ -89,11 +89,13 @@ def fetch(config: ServeConfig, console: Console) -> ModelFiles:
 
 async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket, view: StartView) -> None:
     """Run until a signal stops it. HTTP answers as soon as the text side is there: 503 until the engine is ready."""
+    from twinpath.api.idle_gc import IdleCollector
     from twinpath.gateway import ProcessLauncher, Replica, WatchdogLimits
 
     limits = WatchdogLimits(silent_s=config.watchdog_silent_s)
     launcher = ProcessLauncher(config.engine, config.scheduler)
     replica = Replica(launcher, max_waiting=config.scheduler.max_waiting, limits=limits)
+    collector = IdleCollector()
     # The engine loads in its own process while this one imports the HTTP side and reads the tokeniser.
     starting = asyncio.create_task(replica.start())
     address = listener.getsockname()[:2]
@@ -109,7 +111,8 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
         tracer = trace_stalls(config.scheduler.trace_stalls_ms)
         entrance = build_entrance(config, text, replica, tracer=tracer)
         rpc = await start_rpc(entrance, config.http)
-        server = StoppableServer(entrance.app, config.http, drain=replica.drain, beside=rpc)
+        server = StoppableServer(entrance.app, config.http, drain=replica.drain, tick=collector.tick, beside=rpc)
+        collector.start()
         serving = asyncio.create_task(server.serve([listener]))
         await view.follow_load(replica, starting, serving)
         if starting.done() and starting.exception() is None and replica.info is not None:
@@ -120,6 +123,7 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
         if starting.done():
             await starting
     finally:
+        collector.stop()
         starting.cancel()
         await replica.stop()
 
