@@ -50,9 +50,7 @@ async def measure(url: str, path: str, body: bytes) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=url, timeout=120.0, trust_env=False) as client:
         before = STALL.search((await client.get("/metrics")).text)
         headers = {"content-type": "application/json"}
-        asking = asyncio.create_task(
-            client.post(path, content=body, headers=headers) if body else asyncio.sleep(1.0)
-        )
+        asking = asyncio.create_task(client.post(path, content=body, headers=headers) if body else asyncio.sleep(1.0))
         waits_ms, began = [], time.perf_counter()
         while not asking.done():
             at = time.perf_counter()

@@ -8,7 +8,6 @@ the processor meanwhile, and the frame is the one it is in when the lock is free
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import threading
@@ -17,6 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 #: Nobody who streams tokens notices less.
 THRESHOLD_S = 0.005
