@@ -85,7 +85,7 @@ def test_a_closed_socket_ends_the_worker_quietly(script: EngineConfig) -> None:
     [
         ({"model_path": Path("/nowhere/model.json")}, "/nowhere/model.json"),
         ({"kind": "native", "model_path": Path("/nowhere/model.gguf")}, "/nowhere/model.gguf"),
-        ({"kind": "native", "device": "cuda"}, "runs on the CPU, not on cuda"),
+        ({"kind": "native", "device": "cuda"}, "cuda"),
     ],
 )
 def test_a_users_mistake_is_fatal_with_one_line_and_exit_code_two(

@@ -79,4 +79,3 @@ def test_a_loop_of_our_own_is_late_only_while_it_works() -> None:
     thread.join()
     tracer.stop()
     assert len(named(tracer, block_by_sleeping)) == 1 and not named(tracer, wait_for_work)
-
