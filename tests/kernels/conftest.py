@@ -1,14 +1,9 @@
-"""Kernels run on the card when there is one, else on the CPU under Triton's interpreter."""
+"""Kernels run on the card when there is one, else on the CPU under Triton's interpreter (see tests/conftest.py)."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
 
 
 @pytest.fixture
