@@ -50,7 +50,7 @@ def ints(*values: int) -> np.ndarray:
         {"starts": ints(0, 63)},
         {"masks": TokenMasks(ints(1), np.zeros((1, 4), np.int32))},
     ],
-    ids=["whole", "first-layers", "last-layers", "token-ids-are-not-looked-at", "last-position"],
+    ids=["whole", "first-layers", "last-layers", "token-ids-are-not-looked-at", "last-position", "masks"],
 )
 def test_well_formed_plans_pass(changes: dict[str, Any]) -> None:
     check_plan(replace(GOOD, **changes), INFO)
