@@ -25,9 +25,7 @@ def test_models_list_and_get(server: LiveServer) -> None:
     assert error["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/embeddings", "/v1/batches", "/health/", "/V1/models", "/%00", "//"]
-)
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/batches", "/health/", "/V1/models", "/%00", "//"])
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "PATCH"])
 def test_unknown_routes_are_404_in_the_envelope(server: LiveServer, path: str, method: str) -> None:
     assert refusal(server.http.request(method, path), 404)["type"] == "invalid_request_error"
