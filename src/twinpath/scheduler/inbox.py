@@ -30,6 +30,11 @@ class Inbox:
         self._begin, self._parked = Semaphore(0), Semaphore(0)
         self._thread: Thread | None = None
 
+    @property
+    def is_watched(self) -> bool:
+        """The second thread reads, from `watch` to the next `wait`."""
+        return self._watching
+
     def take(self) -> ToEngine | None:
         """What is there now. Raises: ChannelClosed."""
         if self._kept:

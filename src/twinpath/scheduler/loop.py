@@ -135,7 +135,8 @@ class EngineLoop:
         if not self._scheduler.num_outstanding:
             self._rest()
             return
-        self._take_inbox()  # A cancellation read before its step could be interrupted is served here.
+        if self._inbox.is_watched:
+            self._take_inbox()  # A cancellation read before its step could be interrupted is served here.
         self.beat.end()
         result = self._engine.poll()
         self.beat.begin()
