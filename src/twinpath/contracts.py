@@ -56,9 +56,17 @@ class Constraint(Protocol):
         """Which tokens may come next, into int32 [ceil(vocab / 32)] as `TokenMasks` has it; none after an error."""
         ...
 
+    def allows(self, token: int, num_left: int) -> bool:
+        """Whether the mask of this place has `token`. False when that is not known without making it."""
+        ...
+
     def accept(self, token: int, num_left: int) -> bool:
         """Take the next token; `num_left` counts those after it. False: the answer could not be completed any more in
         the tokens left, so this one does not count and its position is to be sampled again."""
+        ...
+
+    def take_forced(self, most: int, num_left: int) -> list[int]:
+        """Take what has to come next, where the masks would leave one token each: at most so many."""
         ...
 
     @property

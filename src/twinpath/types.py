@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Event as Flag
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -187,6 +187,18 @@ class SlotInit:
     num_prompt: int
 
 
+class MaskSource(Protocol):
+    """Makes the masks of a plan one by one; `index` counts the masks."""
+
+    def allows(self, index: int, token: int) -> bool:
+        """Whether the mask has `token`. False when that is not known without making it."""
+        ...
+
+    def fill(self, index: int) -> None:
+        """Fill its words."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
     """Which tokens the constrained segments of a plan may sample.
@@ -194,12 +206,14 @@ class TokenMasks:
     Shapes: segments int32 [num_masks], ascending; words int32 [num_masks, ceil(vocab / 32)]: bit t & 31 of word t >> 5
         is set when token t may come.
     Invariant: `words` is filled between the plan's `submit` and its `poll`, so that filling overlaps a device's step.
-        An engine calls `wait` right before it samples, never in `submit`.
+        An engine calls `wait` right before it samples, never in `submit`. For an engine that `asks_for_masks` nothing
+        is filled: it has `source` fill the masks that it needs, on the cores that would have computed meanwhile.
     """
 
     segments: Int32s
     words: Int32s
     ready: Flag = field(default_factory=Flag)
+    source: MaskSource | None = None
 
     def wait(self) -> dict[int, Int32s]:
         """Segment index -> its words, once they are filled."""
@@ -285,3 +299,5 @@ class EngineInfo:
     description: str = ""
     #: The residual of a chunk that runs slice by slice stays on the device: the plan's array is its name, not its home.
     keeps_residual: bool = False
+    #: It computes on the cores that make masks: see `TokenMasks.source`.
+    asks_for_masks: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 
 from engine.engines import PROMPTS, alone
 from engine.random_models import VOCAB_SIZE
@@ -30,6 +31,31 @@ def run_masked(driver: Driver, plan: StepPlan, masks: dict[int, Int32s]) -> Step
         held.words[row] = masks[segment]
     held.ready.set()
     return driver.result()
+
+
+class Source:
+    """Masks for an engine that asks for them; notes which were made in full."""
+
+    def __init__(self, masks: TokenMasks, words: dict[int, Int32s]) -> None:
+        self.filled: list[int] = []
+        self._masks = masks
+        self._words = list(words.values())
+
+    def allows(self, index: int, token: int) -> bool:
+        return bool(self._words[index].view(np.uint32)[token >> 5] >> np.uint32(token & 31) & 1)
+
+    def fill(self, index: int) -> None:
+        self.filled.append(index)
+        self._masks.words[index] = self._words[index]
+
+
+def run_asking(driver: Driver, plan: StepPlan, words: dict[int, Int32s]) -> tuple[StepResult, list[int]]:
+    """The result, and the masks that were made for it."""
+    segments = np.array(sorted(words), np.int32)
+    empty = TokenMasks(segments, np.zeros((len(words), NUM_WORDS), np.int32))
+    source = Source(empty, words)
+    driver.engine.submit(dataclasses.replace(plan, masks=dataclasses.replace(empty, source=source)))
+    return driver.result(), source.filled
 
 
 def both(driver: Driver) -> tuple[list[Sequence], StepPlan]:
@@ -66,3 +92,33 @@ def test_a_mask_of_no_token_fails_that_segment_only(driver: Driver) -> None:
     result = run_masked(driver, plan, {0: words_for()})
     assert list(result.failures) == [0] and "no token is left" in result.failures[0]
     assert result.tokens.tolist() == [free]
+
+
+def test_an_engine_that_asks_for_masks_needs_none_for_a_legal_best_token(driver: Driver) -> None:
+    if not driver.engine.info.asks_for_masks:
+        pytest.skip("the loop fills its masks")
+    free = [alone(driver, PROMPTS[slot], 1)[0] for slot in (0, 1)]
+    other = next(token for token in (3, 40) if token != free[1])
+    _, plan = both(driver)
+    result, filled = run_asking(driver, plan, {0: words_for(free[0], 5), 1: words_for(other)})
+    assert result.tokens.tolist() == [free[0], other] and filled == [1]
+
+
+def test_a_drawn_token_needs_the_whole_mask(driver: Driver) -> None:
+    if not driver.engine.info.asks_for_masks:
+        pytest.skip("the loop fills its masks")
+    sequence = driver.sequence(0, PROMPTS[0], temperature=1.0, seed=7)
+    plan = driver.plan([driver.chunk(sequence)], inits=[sequence])
+    result, filled = run_asking(driver, plan, {0: words_for(*range(VOCAB_SIZE))})
+    assert len(result.tokens) == 1 and filled == [0]
+
+
+def test_the_end_is_held_back_though_the_grammar_would_take_it(driver: Driver) -> None:
+    """`min_tokens` is the mask's to keep: a look at one token does not decide."""
+    if not driver.engine.info.asks_for_masks:
+        pytest.skip("the loop fills its masks")
+    free = alone(driver, PROMPTS[0], 1)[0]
+    sequence = driver.sequence(0, PROMPTS[0], min_tokens=2, stop_token_ids=(free,))
+    plan = driver.plan([driver.chunk(sequence)], inits=[sequence])
+    result, filled = run_asking(driver, plan, {0: words_for(free, 3)})
+    assert result.tokens.tolist() == [free] and filled == [0]

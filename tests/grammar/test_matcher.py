@@ -90,6 +90,52 @@ def test_every_answer_is_a_word_of_the_language_whenever_its_tokens_run_out(saye
     assert num_closed_out or name == "choice"
 
 
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_one_token_is_allowed_where_the_mask_has_it(sayer: Sayer, name: str) -> None:
+    grammar, shortest, _ = LANGUAGES[name]
+    rng = random.Random(name)
+    for seed in range(6):
+        constraint, num_left = sayer.constraint(grammar), 2 * shortest
+        rng.seed(seed)
+        while num_left and not constraint.finished:
+            legal = sayer.legal(constraint, num_left)
+            allowed = [token for token in range(sayer.pieces.size) if constraint.allows(token, num_left)]
+            assert allowed == legal
+            num_left -= constraint.accept(rng.choice(legal), num_left - 1)
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_forced_tokens_are_those_of_masks_with_one_token(sayer: Sayer, name: str) -> None:
+    """Two followers of one answer, one by masks alone: what the other takes at once, that one has no choice about."""
+    grammar, shortest, is_word = LANGUAGES[name]
+    rng = random.Random(name)
+    num_forced = 0
+    for seed in range(30):
+        fast, slow = sayer.constraint(grammar), sayer.constraint(grammar)
+        max_tokens = rng.randint(shortest, 3 * shortest)
+        rng.seed(seed)
+        tokens: list[int] = []
+        while len(tokens) < max_tokens and not fast.finished:
+            num_left = max_tokens - len(tokens)
+            token = rng.choice(sayer.legal(slow, num_left))
+            assert fast.allows(token, num_left)
+            is_taken = fast.accept(token, num_left - 1)
+            assert is_taken == slow.accept(token, num_left - 1)
+            if not is_taken:
+                continue
+            if token == END:
+                break
+            forced = fast.take_forced(min(7, num_left - 1), num_left - 1)
+            tokens.append(token)
+            for token in forced:
+                num_left = max_tokens - len(tokens)
+                assert sayer.legal(slow, num_left) == [token] and slow.accept(token, num_left - 1)
+                tokens.append(token)
+            num_forced += len(forced)
+        assert is_word(b"".join(map(sayer.pieces.token_bytes, tokens)).decode(errors="surrogateescape"))
+    assert num_forced or name in ("any object", "ebnf", "lark")
+
+
 def test_a_closed_out_answer_uses_all_its_tokens(sayer: Sayer) -> None:
     grammar = schema_grammar(PERSON, strict=True, param="p")
     answers = [sayer.say(grammar, 80, seed) for seed in range(40)]

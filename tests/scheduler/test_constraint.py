@@ -13,7 +13,14 @@ from twinpath.types import ErrorEvent, FinishReason, Int32s, Request
 class Letters:
     """Allows one of `plan[i]` at output i; refuses the tokens in `refused`, once each, and then allows the others."""
 
-    def __init__(self, *plan: str, refused: str = "", cut_at: int | None = None, error_at: int | None = None) -> None:
+    def __init__(
+        self,
+        *plan: str,
+        refused: str = "",
+        cut_at: int | None = None,
+        error_at: int | None = None,
+        forces: bool = False,
+    ) -> None:
         self.error: str | None = None
         self.closed_out = False
         self.num_left: list[int] = []
@@ -21,6 +28,7 @@ class Letters:
         self._refused = set(refused)
         self._cut_at, self._error_at = cut_at, error_at
         self._said = ""
+        self._forces = forces
 
     @property
     def finished(self) -> bool:
@@ -33,6 +41,16 @@ class Letters:
             raise ValueError("too hard")
         for letter in self._plan[len(self._said)]:
             words.view(np.uint32)[ord(letter) >> 5] |= np.uint32(1 << (ord(letter) & 31))
+
+    def allows(self, token: int, num_left: int) -> bool:
+        return chr(token) in self._plan[len(self._said)]
+
+    def take_forced(self, most: int, num_left: int) -> list[int]:
+        taken = ""
+        while self._forces and len(taken) < most and not self.finished and len(self._plan[len(self._said)]) == 1:
+            taken += self._plan[len(self._said)]
+            self._said += taken[-1]
+        return list(taken.encode())
 
     def accept(self, token: int, num_left: int) -> bool:
         letter = chr(token)
@@ -75,6 +93,33 @@ def test_only_legal_tokens_are_sampled_and_the_end_of_the_grammar_ends_the_reque
     assert text(bench, "held") == "abc"
     assert bench.finish("held").reason is FinishReason.STOP and bench.finish("held").usage.completion_tokens == 3
     assert text(bench, "free") == "free text"
+
+
+def test_what_a_grammar_forces_rides_with_the_token_before_it() -> None:
+    bench = Bench(Script(match="held", text="axxxd"), Script(match="free", text="free text"), page_size=2)
+    add(bench, make_request("held", "held"), Letters("a", "b", "c", "de", *"fghijklmno", "p", forces=True))
+    bench.add(make_request("free", "free"))
+    run(bench)
+    assert text(bench, "held") == "abcdfghijklmnop" and bench.finish("held").usage.completion_tokens == 15
+    assert text(bench, "free") == "free text"
+    # The prompt; a with bc; d with seven; one more with the rest. What was forced is not sampled again.
+    assert [plan.lengths[0] for plan in bench.engine.plans if plan.masks is not None] == [4, 3, 8]
+
+
+@pytest.mark.parametrize(("depth", "logprobs"), [(3, None), (1, 0)])
+def test_nothing_is_forced_where_each_token_is_computed_or_scored_by_itself(depth: int, logprobs: int | None) -> None:
+    bench = Bench(Script(match="held", text="abcd"), depth=depth)
+    add(bench, make_request("held", "held", logprobs=logprobs), Letters(*"abcd", forces=True))
+    run(bench)
+    assert text(bench, "held") == "abcd"
+    assert [plan.lengths.tolist() for plan in bench.engine.plans] == [[4], [1], [1], [1]]
+
+
+def test_forced_tokens_stay_within_the_limit() -> None:
+    bench = Bench(Script(match="held", text="abcd"))
+    add(bench, make_request("held", "held", max_tokens=3), Letters(*"abcdef", forces=True))
+    run(bench)
+    assert text(bench, "held") == "abc" and bench.finish("held").reason is FinishReason.LENGTH
 
 
 def test_a_constrained_row_waits_for_its_last_token() -> None:

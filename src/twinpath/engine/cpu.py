@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from twinpath.engine.plan_check import check_plan
+from twinpath.engine.row_masks import RowMask, row_masks
 from twinpath.engine.step_output import StepOutput, interrupted_result
 from twinpath.errors import EngineError
 from twinpath.model.spec import ModelSpec
@@ -21,6 +22,7 @@ from twinpath.native.cores import default_threads, usable_cores
 from twinpath.native.library import load_library
 from twinpath.native.model import LoadReport, NativeModel, NativeOptions
 from twinpath.native.sampler import NativeSampler
+from twinpath.sampling import GREEDY_BELOW
 from twinpath.types import (
     PENDING_TOKEN,
     EngineInfo,
@@ -98,6 +100,7 @@ class CpuEngine:
             max_slots=options.max_slots,
             max_step_tokens=options.max_step_tokens,
             depth=1,
+            asks_for_masks=True,
             description=f"native: {spec.family}, {self.model.isa}, {threads} threads, "
             f"{options.activation_bits}-bit activations",
         )
@@ -246,7 +249,7 @@ class CpuEngine:
         output: StepOutput,
     ) -> None:
         """Prompt log-probabilities and one sampled token per segment that asks."""
-        masks = plan.masks.wait() if plan.masks is not None else {}
+        masks = row_masks(plan)
         logits_row = hidden_row = 0
         for index, wants_prompt in zip(kept, keep.tolist(), strict=True):
             slot_id, start, length = int(plan.slots[index]), int(plan.starts[index]), int(plan.lengths[index])
@@ -258,17 +261,18 @@ class CpuEngine:
                 if wants_prompt:
                     output.prompt_logprobs[index] = self._prompt_logprobs(slot, start, hidden[hidden_begin:hidden_row])
                 if plan.sample[index]:
-                    self._sample(slot_id, start + length, logits[logits_begin], masks.get(index), index, output)
+                    mask = masks.get(index)
+                    self._sample(slot_id, start + length, logits[logits_begin], mask, index, output)
             except EngineError as failure:
                 output.failures[index] = str(failure)
 
     def _sample(
-        self, slot_id: int, position: int, logits: Float32s, mask: Int32s | None, index: int, output: StepOutput
+        self, slot_id: int, position: int, logits: Float32s, mask: RowMask | None, index: int, output: StepOutput
     ) -> None:
         slot = self._slots[slot_id]
         if len(slot.history) != position:
             raise EngineError(f"{len(slot.history)} tokens are known, position {position} cannot be sampled")
-        token = self._sampler.sample(slot_id, logits, position, mask)
+        token = self._draw(slot_id, position, logits, mask)
         self._sampler.append(slot_id, token)
         slot.history.append(token)
         output.tokens[index] = token
@@ -277,6 +281,18 @@ class CpuEngine:
             self.model.leave_core()
         if slot.sampling.logprobs is not None:
             output.logprobs[index] = [self._sampler.token_logprob(logits, token, slot.sampling.logprobs)]
+
+    def _draw(self, slot_id: int, position: int, logits: Float32s, mask: RowMask | None) -> int:
+        if mask is None:
+            return self._sampler.sample(slot_id, logits, position, None)
+        slot = self._slots[slot_id]
+        is_greedy = slot.sampling.temperature < GREEDY_BELOW
+        if is_greedy and position - slot.num_prompt >= slot.sampling.min_tokens:
+            # The best of all tokens is the best of the legal ones when it is legal.
+            token = self._sampler.sample(slot_id, logits, position, None)
+            if mask.allows(token):
+                return token
+        return self._sampler.sample(slot_id, logits, position, mask.words())
 
     def _prompt_logprobs(self, slot: _Slot, start: int, hidden: Float32s) -> list[TokenLogprob]:
         """Entries for the rows whose next token is a prompt token."""

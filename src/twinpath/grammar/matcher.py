@@ -77,9 +77,7 @@ class GrammarConstraint:
         return self.error is None and bool(self._matcher.is_stopped())
 
     def fill(self, words: Int32s, num_left: int) -> None:
-        if self._must_look and self.error is None:
-            self._must_look = False
-            self._fits(num_left)
+        self._look_if_due(num_left)
         if self.error is not None or self.closed_out:
             words[:] = 0
             if self.error is None:
@@ -91,6 +89,32 @@ class GrammarConstraint:
             words[:] = 0
         elif self._num_tokens < self._min_tokens:
             self._withhold_end(words)
+
+    def allows(self, token: int, num_left: int) -> bool:
+        self._look_if_due(num_left)
+        if self.error is not None:
+            return False
+        if self.closed_out:
+            return token == self._completion[self._num_forced]
+        if self._num_tokens < self._min_tokens and token in self._vocabulary.end_ids:
+            return False
+        # Where the grammar forces text, the mask has its first token alone and the matcher takes other spellings too.
+        forced = self._matcher.compute_ff_tokens()
+        if forced:
+            return token == forced[0]
+        return bool(self._matcher.validate_tokens([token]) == 1)
+
+    def take_forced(self, most: int, num_left: int) -> list[int]:
+        taken: list[int] = []
+        while len(taken) < most and self.error is None and not self.finished:
+            forced = self._completion[self._num_forced :] if self.closed_out else self._matcher.compute_ff_tokens()
+            for token in forced[: most - len(taken)]:
+                if token in self._vocabulary.end_ids or not self.accept(token, num_left - len(taken) - 1):
+                    return taken
+                taken.append(token)
+            if not forced:
+                break
+        return taken
 
     def accept(self, token: int, num_left: int) -> bool:
         if self.error is not None:
@@ -112,6 +136,11 @@ class GrammarConstraint:
                 return False
         self._num_tokens += 1
         return True
+
+    def _look_if_due(self, num_left: int) -> None:
+        if self._must_look and self.error is None:
+            self._must_look = False
+            self._fits(num_left)
 
     def _look_is_due(self, text: bytes) -> bool:
         if self._way is not None and self._follow(self._way, text):

@@ -7,7 +7,39 @@ import numpy as np
 from twinpath.contracts import Constraint
 from twinpath.scheduler.chunk import Row
 from twinpath.scheduler.sequence import Sequence
-from twinpath.types import ErrorEvent, Int32s, TokenMasks
+from twinpath.types import EngineInfo, ErrorEvent, Int32s, TokenMasks
+
+#: Tokens that are known before they are computed go in one row with the one that was sampled: a short one.
+_MOST_FORCED = 7
+
+
+class RowMaskSource:
+    """Implements `types.MaskSource`: every constraint's mask, where its sequence stands."""
+
+    def __init__(self, sequences: list[Sequence], words: Int32s) -> None:
+        """Shapes: words int32 [len(sequences), ceil(vocab / 32)]."""
+        self._sequences = sequences
+        self._words = words
+
+    def allows(self, index: int, token: int) -> bool:
+        constraint, num_left = self._at(index)
+        try:
+            return constraint.allows(token, num_left)
+        except Exception as error:
+            return _give_up(constraint, error)
+
+    def fill(self, index: int) -> None:
+        constraint, num_left = self._at(index)
+        try:
+            constraint.fill(self._words[index], num_left)
+        except Exception as error:  # This request fails, and no step waits for ever.
+            self._words[index] = 0
+            _give_up(constraint, error)
+
+    def _at(self, index: int) -> tuple[Constraint, int]:
+        sequence = self._sequences[index]
+        assert sequence.constraint is not None
+        return sequence.constraint, sequence.max_outputs - sequence.num_outputs
 
 
 def masks_for(rows: list[Row], vocab_size: int) -> TokenMasks | None:
@@ -16,35 +48,38 @@ def masks_for(rows: list[Row], vocab_size: int) -> TokenMasks | None:
     if not segments:
         return None
     words: Int32s = np.empty((len(segments), -(-vocab_size // 32)), np.int32)
-    return TokenMasks(np.array(segments, np.int32), words)
+    source = RowMaskSource([rows[segment].sequence for segment in segments], words)
+    return TokenMasks(np.array(segments, np.int32), words, source=source)
 
 
-def fill_masks(masks: TokenMasks, rows: list[Row]) -> None:
-    """Every constraint's, where its sequence stands."""
-    for segment, words in zip(masks.segments.tolist(), masks.words, strict=True):
-        sequence = rows[segment].sequence
-        assert sequence.constraint is not None
-        _fill(sequence.constraint, words, sequence.max_outputs - sequence.num_outputs)
+def fill_masks(masks: TokenMasks) -> None:
+    """All of them."""
+    assert masks.source is not None
+    for index in range(len(masks.segments)):
+        masks.source.fill(index)
     masks.ready.set()
 
 
-def _fill(constraint: Constraint, words: Int32s, num_left: int) -> None:
-    try:
-        constraint.fill(words, num_left)
-    except Exception as error:  # This request fails, and no step waits for ever.
-        words[:] = 0
-        constraint.error = f"the grammar cannot be followed: {type(error).__name__}: {error}"
+def _give_up(constraint: Constraint, error: Exception) -> bool:
+    constraint.error = f"the grammar cannot be followed: {type(error).__name__}: {error}"
+    return False
 
 
-def counted(sequence: Sequence, new_tokens: list[int]) -> list[int] | None:
-    """Show the grammar the token that was sampled. [] when it does not count since the answer ends before it; None
-    when it does not count and the last known position runs again for another."""
+def counted(sequence: Sequence, new_tokens: list[int], info: EngineInfo) -> list[int] | None:
+    """Show the grammar the token that was sampled; what it forces after that comes along. [] when it does not count
+    since the answer ends before it; None when it does not count and the last known position runs again for another."""
     constraint = sequence.constraint
     if constraint is None or not new_tokens:
         return new_tokens
     (token,) = new_tokens
-    if constraint.accept(token, sequence.max_outputs - sequence.num_outputs - 1):
-        return new_tokens
+    num_left = sequence.max_outputs - sequence.num_outputs - 1
+    if constraint.accept(token, num_left):
+        # A device's decode step has single rows, and a token that was not sampled has no log-probability.
+        if info.depth > 1 or sequence.sampling.logprobs is not None:
+            return new_tokens
+        forced = constraint.take_forced(min(_MOST_FORCED, num_left), num_left)
+        sequence.needs_init |= bool(forced)
+        return [token, *forced]
     if constraint.finished:
         return []
     sequence.step_back()

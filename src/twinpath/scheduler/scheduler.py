@@ -303,8 +303,8 @@ class Scheduler:
     def fill_masks(self) -> None:
         """Fill the masks of the plan made last: after its `submit`, so that a device's step goes on meanwhile."""
         step = self._outstanding[-1]
-        if step.masks is not None:
-            fill_masks(step.masks, step.rows)
+        if step.masks is not None and not self.info.asks_for_masks:
+            fill_masks(step.masks)
 
     # ------------------------------------------------------------------------------------------------------ commit
 
@@ -358,7 +358,7 @@ class Scheduler:
             if sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
             if row.sample:
-                if (told := counted(sequence, new_tokens)) is not None:
+                if (told := counted(sequence, new_tokens, self.info)) is not None:
                     self._emit(sequence, told, result.logprobs.get(index), events)
             elif sequence.max_outputs == 0 and sequence.num_computed == sequence.num_known:
                 self._emit(sequence, [], None, events)
