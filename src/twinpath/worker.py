@@ -79,7 +79,8 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
         constraints = build_constraints(text.result(), engine.info)
     scheduler = make_scheduler(settings.scheduler, engine.info, monotonic)
     limits = scheduler.limits
-    loop = EngineLoop(engine, scheduler, channel, constraints=constraints)
+    channel.spin_s = settings.engine.spin_s or 0.0
+    loop = EngineLoop(engine, scheduler, channel, constraints=constraints, spins=channel.spin_s > 0.0)
     heartbeat.source = watch_stalls(loop, settings.scheduler.trace_stalls_ms)
     if settings.engine.kind != "scripted":  # A script's answers are for its requests.
         loop.warm_up()

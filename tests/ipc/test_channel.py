@@ -33,7 +33,7 @@ class Listener:
         self.closed.set()
 
 
-@pytest.fixture(params=["socket", "local"])
+@pytest.fixture(params=["socket", "spinning", "local"])
 async def ends(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Link, Channel, Listener]]:
     listener = Listener()
     link: Link
@@ -43,6 +43,7 @@ async def ends(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Link, Chan
     else:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         link, channel = await connect_link(ours, listener), SocketChannel(theirs)
+        channel.spin_s = 0.05 if request.param == "spinning" else 0.0
     yield link, channel, listener
     link.close()
     channel.close()

@@ -15,7 +15,7 @@ from twinpath.engine.scripted import END_ID, Script, ScriptedEngine, ScriptedSha
 from twinpath.ipc import ChannelClosed
 from twinpath.ipc.messages import Cancel, Drain, Events, Submit, ToEngine, ToGateway
 from twinpath.scheduler import EngineLoop, Scheduler, SchedulerLimits
-from twinpath.types import Event, FinishEvent, FinishReason, TokensEvent
+from twinpath.types import Event, FinishEvent, FinishReason, StepResult, TokensEvent
 
 TIMEOUT_S = 30
 
@@ -54,12 +54,31 @@ class Pipe:
         return message.events
 
 
+class Aside(ScriptedEngine):
+    """Works beside the processor: a step takes so many looks, or until it is interrupted."""
+
+    num_looks = 3
+
+    def poll(self, timeout_s: float | None = None) -> StepResult | None:
+        assert timeout_s == 0.0, "a loop that spins does not wait"
+        self.num_looks -= 1
+        if self.num_looks > 0 and not self._interrupted:
+            return None
+        self.num_looks = 3
+        return super().poll(timeout_s)
+
+
 @contextmanager
-def looping(*scripts: Script, step_tokens: int = 256, **shape: object) -> Iterator[tuple[Pipe, EngineLoop, Scheduler]]:
-    engine = ScriptedEngine(ScriptFile(scripts=scripts, engine=ScriptedShape(**shape)))  # type: ignore[arg-type]
+def looping(
+    *scripts: Script, step_tokens: int = 256, spins: bool = False, num_looks: int = 3, **shape: object
+) -> Iterator[tuple[Pipe, EngineLoop, Scheduler]]:
+    kind = Aside if spins else ScriptedEngine
+    engine = kind(ScriptFile(scripts=scripts, engine=ScriptedShape(**shape)))  # type: ignore[arg-type]
+    if isinstance(engine, Aside):
+        engine.num_looks = num_looks
     scheduler = Scheduler(engine.info, SchedulerLimits(8, step_tokens))
     pipe = Pipe()
-    loop = EngineLoop(engine, scheduler, pipe, owns_process=False)
+    loop = EngineLoop(engine, scheduler, pipe, owns_process=False, spins=spins)
     thread = Thread(target=loop.run, daemon=True)
     thread.start()
     yield pipe, loop, scheduler
@@ -68,9 +87,10 @@ def looping(*scripts: Script, step_tokens: int = 256, **shape: object) -> Iterat
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("spins", [False, True])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_requests_are_answered_in_the_order_of_their_steps(depth: int) -> None:
-    with looping(Script(match="hi", text="abc"), depth=depth) as (pipe, _, _):
+def test_requests_are_answered_in_the_order_of_their_steps(depth: int, spins: bool) -> None:
+    with looping(Script(match="hi", text="abc"), depth=depth, spins=spins) as (pipe, _, _):
         pipe.to_engine.put(Submit(make_request("r", "hi")))
         told = [event for _ in range(4) for event in pipe.next_events()]
     assert [event.token_ids for event in told if isinstance(event, TokensEvent)] == [[97], [98], [99], [END_ID]]
@@ -104,6 +124,21 @@ def test_cancel_is_seen_while_the_engine_is_inside_a_step() -> None:
             pass
         assert loop.heartbeat().busy
         pipe.to_engine.put(Cancel("r"))
+        (finish,) = pipe.next_events()
+        assert isinstance(finish, FinishEvent) and finish.reason is FinishReason.ABORT
+    assert scheduler.pool.num_used == 0
+
+
+def test_a_loop_that_spins_sees_what_comes_during_a_step() -> None:
+    """The step would never end; nobody but the loop reads the channel."""
+    with looping(spins=True, num_looks=1 << 60, depth=2) as (pipe, loop, scheduler):
+        pipe.to_engine.put(Submit(make_request("long", "x" * 200)))
+        while scheduler.num_outstanding == 0:
+            pass
+        pipe.to_engine.put(Submit(make_request("empty", "")))
+        (refusal,) = pipe.next_events()
+        assert refusal.request_id == "empty" and loop.heartbeat().busy
+        pipe.to_engine.put(Cancel("long"))
         (finish,) = pipe.next_events()
         assert isinstance(finish, FinishEvent) and finish.reason is FinishReason.ABORT
     assert scheduler.pool.num_used == 0

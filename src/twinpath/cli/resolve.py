@@ -17,6 +17,10 @@ SCRIPTED_SCHEME = "scripted://"
 #: typer offers no choice among numbers, so this one is checked here.
 ACTIVATION_BITS = (8, 16)
 
+#: Beside a GPU; a machine with fewer cores has none to spare.
+_DEFAULT_SPIN_S = 1.0
+_SPIN_CORES = 8
+
 #: Smallest and largest allowed value of a setting, inclusive.
 RANGES: Mapping[str, tuple[float, float]] = {
     "port": (0, 65535),
@@ -33,6 +37,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "kv_cache_mb": (1, 1 << 24),
     "gpu_memory_utilization": (0.05, 1.0),
     "max_model_len": (2, 1 << 30),
+    "spin": (0, 3600),
     "max_num_seqs": (1, 65_536),
     "max_num_batched_tokens": (1, 1 << 24),
     "max_waiting": (0, 1 << 24),
@@ -120,6 +125,19 @@ def resolve_engine(model: str, values: dict[str, Any]) -> EngineConfig:
     return EngineConfig(model_path=Path(model), kind=kind, **values)
 
 
+def spin_s(engine: EngineConfig, num_cores: int) -> float:
+    """Seconds to spin on a machine with so many cores."""
+    if engine.spin_s is not None:
+        return engine.spin_s
+    has_gpu = engine.kind != "scripted" and engine.device == "cuda"
+    return _DEFAULT_SPIN_S if has_gpu and num_cores >= _SPIN_CORES else 0.0
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def require_torch(device: str) -> None:
     """Say how to get torch before a process is started that would fail without it. Does not import it."""
     from importlib.util import find_spec
@@ -159,7 +177,7 @@ def with_model(config: ServeConfig, path: Path, default_sampling: Mapping[str, f
     """The configuration once the model's files are on this disk."""
     return replace(
         config,
-        engine=replace(config.engine, model_path=path),
+        engine=replace(config.engine, model_path=path, spin_s=spin_s(config.engine, num_cores())),
         default_sampling=dict(default_sampling),
     )
 

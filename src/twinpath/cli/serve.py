@@ -94,7 +94,9 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
 
     limits = WatchdogLimits(silent_s=config.watchdog_silent_s)
     launcher = ProcessLauncher(config.engine, config.scheduler)
-    replica = Replica(launcher, max_waiting=config.scheduler.max_waiting, limits=limits)
+    replica = Replica(
+        launcher, max_waiting=config.scheduler.max_waiting, limits=limits, spin_s=config.engine.spin_s or 0.0
+    )
     collector = IdleCollector()
     # The engine loads in its own process while this one imports the HTTP side and reads the tokeniser.
     starting = asyncio.create_task(replica.start())
@@ -167,6 +169,9 @@ def trace_stalls(threshold_ms: float) -> StallTracer | None:
 def load_text_side(config: ServeConfig, files: ModelFiles) -> TextModel:
     from twinpath.text import load_text
 
-    return load_text(
+    text = load_text(
         files, config.chat_template, tool_format=config.tool_format, reasoning_format=config.reasoning_format
     )
+    if config.engine.spin_s:  # Where a tenth of a millisecond counts, the engine takes seconds to load.
+        text.tokenizer.warm_up()
+    return text

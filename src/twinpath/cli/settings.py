@@ -194,6 +194,13 @@ SETTINGS: tuple[Setting, ...] = (
         "max_model_len", "engine", "max_model_len", "Context window in tokens; unset: the model's own.", panel="Engine"
     ),
     Setting(
+        "spin",
+        "engine",
+        "spin_s",
+        "Seconds after the last work in which gateway and engine look for more without sleeping; unset: 1 with a GPU.",
+        panel="Engine",
+    ),
+    Setting(
         "max_num_seqs",
         "scheduler",
         "max_num_seqs",

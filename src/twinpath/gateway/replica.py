@@ -13,6 +13,7 @@ from twinpath.contracts import AnswerComplete, Clock
 from twinpath.errors import InvalidRequest, Overloaded, RateLimit
 from twinpath.gateway.holdings import Holdings
 from twinpath.gateway.launcher import Launcher
+from twinpath.gateway.spin import Spinner
 from twinpath.gateway.supervisor import ReplicaState, Supervisor, WatchdogLimits
 from twinpath.ipc.messages import Answer, Cancel, Events, Fatal, Gauges, LoadProgress, Ready, Submit
 from twinpath.types import AdmittedEvent, ErrorEvent, Event, FinishEvent, Request, TokensEvent
@@ -99,12 +100,15 @@ class Replica:
         ready_timeout_s: float = 10.0,
         limits: WatchdogLimits | None = None,
         clock: Clock = monotonic,
+        spin_s: float = 0.0,
     ) -> None:
+        """`spin_s`: keep the event loop awake for so long after the last request's end."""
         self._supervisor = Supervisor(launcher, self, limits, clock)
         self._holdings = Holdings(self._supervisor.send)
         self._max_waiting = max_waiting
         self._ready_timeout_s = ready_timeout_s
         self._clock = clock
+        self._spinner = Spinner(spin_s, clock)
         self._streams: dict[str, _Stream] = {}
         #: Cancelled here, terminal event not yet seen: they still hold pages.
         self._abandoned: set[str] = set()
@@ -198,6 +202,7 @@ class Replica:
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         """See `contracts.Generate`. Raises Overloaded (429 or 503) before its first event when it cannot be taken."""
         await self._admit(request.request_id)
+        self._spinner.touch()
         stream = self._streams[request.request_id] = _Stream()
         if self._empty.is_set():
             self._empty.clear()
@@ -304,6 +309,7 @@ class Replica:
     def _deliver(self, stream: _Stream, event: Event) -> None:
         if isinstance(event, TokensEvent):
             self._quiet_since_s = self._clock()
+            self._spinner.touch()
             if not stream.started:
                 stream.started = True
                 self._num_started += 1

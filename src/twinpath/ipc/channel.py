@@ -8,6 +8,7 @@ import select
 import socket
 from collections import deque
 from threading import Lock
+from time import monotonic
 from typing import Protocol
 
 from twinpath.ipc.codec import engine_codec
@@ -50,6 +51,8 @@ class SocketChannel:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        #: A `receive` that waits looks for so long without sleeping: a sleeper is woken late, and runs cold.
+        self.spin_s = 0.0
         self._connection = connection
         self._codec = engine_codec()
         self._send_lock = Lock()
@@ -97,8 +100,16 @@ class SocketChannel:
 
     def _wait(self, timeout_s: float | None) -> bool:
         """Until there is something to read; False after the timeout or `wake`."""
-        ready = self._poll.poll(None if timeout_s is None else timeout_s * 1e3)
+        ready = self._spin(timeout_s) or self._poll.poll(None if timeout_s is None else timeout_s * 1e3)
         if any(descriptor == self._wake_read for descriptor, _ in ready):
             os.read(self._wake_read, 1)
             return False
         return bool(ready)
+
+    def _spin(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        if not self.spin_s:
+            return []
+        end_s = monotonic() + (self.spin_s if timeout_s is None else min(self.spin_s, timeout_s))
+        while not (ready := self._poll.poll(0)) and monotonic() < end_s:
+            pass
+        return ready

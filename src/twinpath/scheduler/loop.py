@@ -16,7 +16,7 @@ from twinpath.scheduler.grammars import GrammarQueue
 from twinpath.scheduler.holdings import Holdings
 from twinpath.scheduler.inbox import Inbox
 from twinpath.scheduler.scheduler import Scheduler
-from twinpath.types import ErrorEvent, Event, Request
+from twinpath.types import ErrorEvent, Event, Request, StepResult
 
 #: Idle this long: garbage is collected now, when nobody waits for a token.
 _COLLECT_AFTER_IDLE_S = 0.05
@@ -43,7 +43,8 @@ class EngineLoop:
     """Drives one engine for one gateway. `run` blocks in its thread.
 
     During a long step the inbox has a thread of its own, which sees a cancellation and interrupts the step when it
-    mostly serves the cancelled request.
+    mostly serves the cancelled request. A loop that spins needs none: it looks at the engine and into the channel in
+    turn, so that nobody waits for the interpreter or for a thread to wake.
     """
 
     def __init__(
@@ -54,13 +55,17 @@ class EngineLoop:
         *,
         owns_process: bool = True,
         constraints: Constraints | None = None,
+        spins: bool = False,
     ) -> None:
+        """`spins`: never sleep while a step runs; for engines that work beside the processor, whose `poll(0)` is
+        short."""
         self._engine = engine
         self._scheduler = scheduler
         self._channel = channel
         self._holdings = Holdings(scheduler)
         #: Garbage collection is process-wide: only the owner of the process may switch it off.
         self._owns_process = owns_process
+        self._spins = spins
         self._grammars = GrammarQueue(scheduler, constraints, channel.wake)
         self._inbox = Inbox(channel, self._interrupt_for, self._interrupt_all)
         self._interruptible: tuple[tuple[str, int], ...] = ()
@@ -138,10 +143,17 @@ class EngineLoop:
         if self._inbox.is_watched:
             self._take_inbox()  # A cancellation read before its step could be interrupted is served here.
         self.beat.end()
-        result = self._engine.poll()
+        result = self._spin() if self._spins else self._engine.poll()
         self.beat.begin()
         if result is not None:
             self._send(self._scheduler.commit(result))
+
+    def _spin(self) -> StepResult | None:
+        """The next result; None when a message came first, which may change what runs next."""
+        while (result := self._engine.poll(0.0)) is None:
+            if self._grammars.has_ready or self._take_inbox():
+                return None
+        return result
 
     def _fill_engine(self) -> None:
         while self._scheduler.num_outstanding < self._engine.info.depth:
@@ -150,13 +162,18 @@ class EngineLoop:
                 return
             if len(plan.tokens) >= _LONG_STEP_TOKENS:
                 self._interruptible = self._scheduler.interruptible()
-                self._inbox.watch()
+                if not self._spins:
+                    self._inbox.watch()
             self._engine.submit(plan)
             self._scheduler.fill_masks()
 
-    def _take_inbox(self) -> None:
+    def _take_inbox(self) -> bool:
+        """Handle what came; whether anything did."""
+        found = False
         while (message := self._inbox.take()) is not None:
             self._handle(message)
+            found = True
+        return found
 
     def _rest(self) -> None:
         """Wait for the next message; nothing is planned or outstanding."""

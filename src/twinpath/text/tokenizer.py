@@ -17,11 +17,14 @@ import tokenizers
 from tokenizers.models import WordLevel
 
 from twinpath.text.detokenizer import Detokenizer
+from twinpath.text.words import MAX_CHARS, WordCache, goes_word_by_word
 
 _UNKNOWN = "\ufffd"
 #: Short segments repeat in every request: what a template writes between messages, system prompts, few-word turns.
 CACHE_ENTRIES = 4096
 CACHED_CHARS = 1024
+#: Control tokens up to which an expression of alternatives is faster than the library's automaton.
+_MAX_ALTERNATIVES = 32
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -61,7 +64,7 @@ class Segment:
 
 
 class Tokenizer:
-    """Thread-safe once built: nothing in it changes but two bounded caches."""
+    """Thread-safe once built: nothing in it changes but bounded caches."""
 
     def __init__(self, backend: tokenizers.Tokenizer, rules: TokenizerRules) -> None:
         """`backend` is taken over: its special tokens are switched to plain text, segmentation is done here."""
@@ -74,19 +77,29 @@ class Tokenizer:
         self._added = {i: token.content for i, token in added.items()}
         # "Unknown" may be a control token by type, yet it is what text that cannot be spelled becomes.
         self._forbidden_ids = self.special_ids - {_unknown_id(backend)}
-        self._segmenter = _build_segmenter(
-            [token for token in added.values() if token.special and len(token.content) > 1]
-        )
+        cut = [token for token in added.values() if token.special and len(token.content) > 1]
+        self._segmenter = _build_segmenter(cut)
+        self._borders = _border_pattern(cut)
         self.vocab_size = max(rules.vocab_size, backend.get_vocab_size())
         self._spell: Callable[[str], bytes] = (
             _byte_speller() if rules.spelling == "byte_level" else _sentencepiece_bytes
         )
         self._bytes: dict[int, bytes] = {}
+        is_spelled_out = rules.spelling == "byte_level" and goes_word_by_word(backend)
+        self._words = WordCache(self._encode_all) if is_spelled_out else None
         self._encode_short = lru_cache(CACHE_ENTRIES)(self._encode_plain)
 
     @property
     def bos_id(self) -> int | None:
         return self.rules.bos_id
+
+    def warm_up(self) -> None:
+        """Learn the vocabulary's own words, so that the first prompts are encoded as fast as later ones."""
+        if self._words is not None:
+            alphabet = byte_alphabet()
+            space = next(character for character, byte in alphabet.items() if byte == ord(" "))
+            words = [token.removeprefix(space) for token in self._backend.get_vocab() if token.startswith(space)]
+            self._words.fill([word for word in words if word.isascii()])
 
     def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
         """Ids of `text` as plain text: no control token can come of it, whatever it spells."""
@@ -159,9 +172,14 @@ class Tokenizer:
         return list(self._encode_short(text)) if len(text) <= CACHED_CHARS else self._encode_plain(text)
 
     def _encode_plain(self, text: str) -> list[int]:
+        if self._words is not None and len(text) <= MAX_CHARS and text.isascii():
+            return self._words.encode(text)
+        return self._encode_all([text])[0]
+
+    def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         # The batch call lets other threads run meanwhile; the plain one holds the interpreter.
-        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids if self._forbidden_ids.isdisjoint(ids) else self._without_special(ids)
+        found = [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [ids if self._forbidden_ids.isdisjoint(ids) else self._without_special(ids) for ids in found]
 
     def _prefixed(self, text: str, first: bool) -> str:
         scheme = self.rules.dummy_prefix
@@ -182,6 +200,11 @@ class Tokenizer:
 
     def _split(self, text: str) -> Iterator[Segment]:
         if not text:
+            return
+        if self._borders is not None:
+            for part in self._borders.split(text):
+                if part:
+                    yield Segment(part, self.special_tokens.get(part))
             return
         # The batch call lets other threads run meanwhile, as in `_encode_plain`.
         encoding = self._segmenter.encode_batch([text], add_special_tokens=False)[0]
@@ -214,6 +237,14 @@ def _build_segmenter(special: Sequence[tokenizers.AddedToken]) -> tokenizers.Tok
     segmenter = tokenizers.Tokenizer(WordLevel({_UNKNOWN: 0}, unk_token=_UNKNOWN))
     segmenter.add_special_tokens(list(special))
     return segmenter
+
+
+def _border_pattern(special: Sequence[tokenizers.AddedToken]) -> re.Pattern[str] | None:
+    """The same cuts as an expression, where few plain tokens make that the faster way."""
+    if not 0 < len(special) <= _MAX_ALTERNATIVES or any(t.lstrip or t.rstrip or t.single_word for t in special):
+        return None
+    longest_first = sorted((token.content for token in special), key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
 
 def _byte_speller() -> Callable[[str], bytes]:
