@@ -14,6 +14,7 @@ import asyncio
 import json
 import random
 import shutil
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ import msgspec
 import numpy as np
 import tokenizers
 import torch
+import uvloop
 
 from benchmarks.gpu_engine import MODELS, spread
 from benchmarks.servers import Server, free_port
@@ -156,6 +158,12 @@ class Load:
         await self._client.aclose()
 
 
+async def keep_awake() -> None:
+    """Look for answers without sleeping: the client's own wake-up is not the server's time."""
+    while True:
+        await asyncio.sleep(0)
+
+
 async def closed_loop(load: Load, prompts: list[list[dict[str, str]]]) -> dict[str, Any]:
     """One client, one request after another, one token each."""
     for messages in prompts[:20]:
@@ -177,42 +185,65 @@ async def streams(load: Load, prompts: list[list[dict[str, str]]], num_tokens: i
     """All prompts at once, `num_tokens` each: times between events."""
     records = await asyncio.gather(*(load.chat(messages, num_tokens) for messages in prompts))
     gaps = [gap for record in records for gap in record.gaps_ms()[5:]]
-    return {"streams": len(prompts), **spread(gaps)}
+    first = [round(record.ttft_ms or 0.0, 1) for record in records]
+    return {"streams": len(prompts), "first_ms": sorted(first), **spread(gaps)}
 
 
-async def beside_prefills(
-    load: Load, prompts: Prompts, short: list[list[dict[str, str]]], num_tokens: int, longest: int
-) -> dict[str, Any]:
-    """Streams beside one client that sends long prompts back to back, and fresh short requests at 10/s."""
-    long_prompts = [prompts.make(longest) for _ in range(12)]
-    alone = [(await load.chat(messages, 1)).ttft_ms for messages in long_prompts[:2]]
-    done, beside, fresh = asyncio.Event(), [], []
+class LongClient:
+    """One client that sends long prompts back to back until told to stop."""
 
-    async def prefills() -> None:
-        for messages in long_prompts[2:]:
-            if done.is_set():
+    def __init__(self, load: Load, prompts: list[list[dict[str, str]]]) -> None:
+        self._load, self._prompts = load, prompts
+        self._is_done = False
+        #: (began, ended) of each answer, seconds.
+        self.spans: list[tuple[float, float]] = []
+
+    async def run(self) -> None:
+        for messages in self._prompts:
+            if self._is_done:
                 return
-            beside.append((await load.chat(messages, 1)).ttft_ms)
+            began_s = time.perf_counter()
+            await self._load.chat(messages, 1)
+            self.spans.append((began_s, time.perf_counter()))
+        raise RuntimeError("too few long prompts were made")
 
-    async def arrivals() -> None:
-        rng, tasks = random.Random(2), []
-        while not done.is_set():
-            tasks.append(asyncio.create_task(load.chat(prompts.make(128), 1)))
-            await asyncio.sleep(rng.expovariate(10.0))
-        fresh.extend(await asyncio.gather(*tasks))
+    async def stop(self, running: asyncio.Task[None]) -> None:
+        self._is_done = True
+        await running
 
-    others = [asyncio.create_task(prefills())]
+    def inside_ms(self, begin_s: float, end_s: float) -> list[float]:
+        """Of those that began and ended in that time."""
+        return [round(1e3 * (e - b), 1) for b, e in self.spans if b >= begin_s and e <= end_s]
+
+
+async def beside_prefills(load: Load, prompts: Prompts, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Streams beside one client that sends long prompts back to back; then fresh short requests at 10/s beside it."""
+    longs = [prompts.make(arguments.longest) for _ in range(arguments.long_prompts)]
+    short = [prompts.make(128) for _ in range(8)]
+    fresh = [prompts.make(128) for _ in range(arguments.arrivals)]
+    alone = [(await load.chat(messages, 1)).ttft_ms or 0.0 for messages in longs[:3]]
+    beside = LongClient(load, longs[3 : 3 + len(longs) // 2])
+    running = asyncio.create_task(beside.run())
     await asyncio.sleep(0.3)
-    result = {"itl": await streams(load, short, num_tokens)}
-    others.append(asyncio.create_task(arrivals()))
-    await asyncio.sleep(5.0)
-    done.set()
-    await asyncio.gather(*others)
+    began_s = time.perf_counter()
+    itl = await streams(load, short, arguments.beside_tokens)
+    inside = beside.inside_ms(began_s, time.perf_counter())
+    await beside.stop(running)
+    other = LongClient(load, longs[3 + len(longs) // 2 :])
+    running = asyncio.create_task(other.run())
+    await asyncio.sleep(0.3)
+    began_s = time.perf_counter()
+    arrivals = await poisson(load, fresh, 10.0)
+    beside_arrivals = other.inside_ms(began_s, time.perf_counter())
+    await other.stop(running)
+    kept = sorted(alone)[len(alone) // 2] / statistics.median(inside) if inside else 0.0
     return {
-        **result,
-        "prefill_alone_ms": [round(ms or 0.0, 1) for ms in alone],
-        "prefill_beside_ms": [round(ms or 0.0, 1) for ms in beside],
-        "ttft_of_arrivals": first_tokens(fresh),
+        "itl": itl,
+        "prefill_alone_ms": [round(ms, 1) for ms in alone],
+        "prefill_beside_ms": inside,
+        "prefill_speed_kept": round(kept, 3),
+        "ttft_of_arrivals": arrivals,
+        "prefill_beside_arrivals_ms": beside_arrivals,
     }
 
 
@@ -234,17 +265,24 @@ async def measure(url: str, directory: Path, arguments: argparse.Namespace) -> d
         found[name] = row
         print(name, json.dumps(row), flush=True)
 
-    count = arguments.requests
-    note("first token, 1 client", await closed_loop(load, [prompts.make(128) for _ in range(count + 20)]))
-    system = " ".join(["patience"] * 90)
-    pinned = [prompts.make(128, system=system) for _ in range(count // 2 + 20)]
-    note("first token, template cached, 1 client", await closed_loop(load, pinned))
-    note("first token, 10/s", await poisson(load, [prompts.make(128) for _ in range(count // 10)], 10.0))
-    for number in (1, 8):
-        note(f"streams {number}", await streams(load, [prompts.make(128) for _ in range(number)], arguments.tokens))
-    if arguments.longest:
-        short = [prompts.make(128) for _ in range(8)]
-        note("beside prefills", await beside_prefills(load, prompts, short, arguments.tokens, arguments.longest))
+    awake = asyncio.create_task(keep_awake())
+    count, parts = arguments.requests, arguments.parts.split(",")
+    if "closed" in parts:
+        note("first token, 1 client", await closed_loop(load, [prompts.make(128) for _ in range(count + 20)]))
+    if "template" in parts:
+        system = " ".join(["patience"] * 90)
+        pinned = [prompts.make(128, system=system) for _ in range(count + 20)]
+        note("first token, template cached, 1 client", await closed_loop(load, pinned))
+    if "poisson" in parts:
+        fresh = [prompts.make(128) for _ in range(arguments.arrivals)]
+        note("first token, 10/s", await poisson(load, fresh, 10.0))
+    if "streams" in parts:
+        for number in (1, 8):
+            short = [prompts.make(128) for _ in range(number)]
+            note(f"streams {number}", await streams(load, short, arguments.tokens))
+    if "beside" in parts:
+        note("beside prefills", await beside_prefills(load, prompts, arguments))
+    awake.cancel()
     await load.aclose()
     return found
 
@@ -255,8 +293,13 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--directory", type=Path, default=Path("/dev/shm/random-model"))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--tokens", type=int, default=700)
+    parser.add_argument("--parts", default="closed,template,poisson,streams,beside")
+    parser.add_argument("--requests", type=int, default=2000, help="of one client")
+    parser.add_argument("--arrivals", type=int, default=300, help="at 10 a second")
+    parser.add_argument("--tokens", type=int, default=700, help="of a stream alone")
+    parser.add_argument("--beside-tokens", type=int, default=1300, help="of a stream beside prefills")
+    parser.add_argument("--long-prompts", type=int, default=30)
+    parser.add_argument("--starts", type=int, default=2)
     parser.add_argument("--longest", type=int, default=32_000)
     parser.add_argument("--serve", default="", help="more flags for the server")
     parser.add_argument("--json", type=Path)
@@ -266,7 +309,7 @@ def main() -> None:
     gigabytes = write_model(MODELS[arguments.model], arguments.directory, arguments.tokenizer, arguments.device)
     print(f"wrote {gigabytes:.1f} GB in {time.perf_counter() - began_s:.1f} s", flush=True)
     starts = []
-    for _ in range(2):
+    for _ in range(arguments.starts):
         port = free_port()
         argv = [sys.executable, "-m", "twinpath", "serve", str(arguments.directory), "--device", arguments.device]
         argv += ["--port", str(port), "--log-level", "info", *arguments.serve.split()]
@@ -274,9 +317,9 @@ def main() -> None:
         with Server("twinpath", argv, port, "/health/ready", log) as server:
             starts.append(round(server.ready_s, 2))
             print(f"ready after {server.ready_s:.1f} s", flush=True)
-            if len(starts) == 2:
+            if len(starts) == arguments.starts:
                 print(log.read_text()[-3000:], flush=True)
-                report |= asyncio.run(measure(server.url, arguments.directory, arguments))
+                report |= uvloop.run(measure(server.url, arguments.directory, arguments))
     report["ready_s"] = starts
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
