@@ -48,7 +48,9 @@ class CudaEngine:
         num_pages = options.num_pages or fitting_pages(weights, options, max_model_len)
         max_pages = aligned(-(-max_model_len // options.page_size))
         kv = allocate_kv(spec, num_pages, options.page_size, device, dtype)
-        operations = triton_operations() if options.kernels == "triton" else plain_operations()
+        operations = plain_operations()
+        if options.kernels == "triton":
+            operations = triton_operations(spec.vocab_size, device)
         self._info = EngineInfo(
             num_layers=spec.num_layers,
             hidden_size=spec.hidden_size,

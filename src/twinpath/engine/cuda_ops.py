@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 Operation = Callable[..., None]
 
 
@@ -18,20 +20,23 @@ class Operations:
     gate: Operation
     attend: Operation
     sample_rows: Operation
+    score_rows: Operation
     update_words: Operation
     feed_decode: Operation
 
 
-def triton_operations() -> Operations:
-    """On the card, or on the CPU under TRITON_INTERPRET=1."""
+def triton_operations(vocab_size: int, device: torch.device) -> Operations:
+    """On the card, or on the CPU under TRITON_INTERPRET=1; with the one-launch sampler where the card has clusters."""
+    from twinpath.kernels.cluster_sampler.kernel import build_sampler
     from twinpath.kernels.prefill_attention import launch as attention
     from twinpath.kernels.prefill_rows import launch as rows
     from twinpath.kernels.sampler import launch as sampler
     from twinpath.kernels.step_inputs import launch as inputs
 
+    sample_rows = build_sampler(vocab_size, device) or sampler.sample_rows
     return Operations(
-        rows.embed_rows, rows.add_norm, rows.rotate_append, rows.gate, attention.attend, sampler.sample_rows,
-        inputs.update_words, inputs.feed_decode,
+        rows.embed_rows, rows.add_norm, rows.rotate_append, rows.gate, attention.attend, sample_rows,
+        sampler.score_rows, inputs.update_words, inputs.feed_decode,
     )  # fmt: skip
 
 
@@ -44,5 +49,5 @@ def plain_operations() -> Operations:
 
     return Operations(
         rows.embed_rows, rows.add_norm, rows.rotate_append, rows.gate, attention.attend, sampler.sample_rows,
-        inputs.update_words, inputs.feed_decode,
+        sampler.score_rows, inputs.update_words, inputs.feed_decode,
     )  # fmt: skip

@@ -61,7 +61,9 @@ class StepRows:
 
     @property
     def is_greedy(self) -> bool:
-        return all(run.bound.sampling.temperature < GREEDY_BELOW for run in self.sampled)
+        """Whether each sampled row is, and none asks for log-probabilities."""
+        settings = [run.bound.sampling for run in self.sampled]
+        return all(s.temperature < GREEDY_BELOW and s.logprobs is None for s in settings)
 
 
 class Binder:

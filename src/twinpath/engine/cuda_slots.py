@@ -45,6 +45,7 @@ class SlotTables:
             history=self.history,
             counts=torch.zeros(num_slots, vocab_size, dtype=torch.int32, device=device),
             bias=torch.zeros(num_slots, vocab_size, dtype=torch.float64, device=device),
+            biased=torch.zeros(num_slots, -(-vocab_size // 32), dtype=torch.int32, device=device),
             stops=torch.zeros(num_slots, -(-vocab_size // 32), dtype=torch.int32, device=device),
         )
         self._mirror = np.zeros((num_slots, max_pages), np.int32)

@@ -15,7 +15,7 @@ from torch import Tensor
 from twinpath.engine.cuda_forward import Chunk, Forward
 from twinpath.engine.cuda_graphs import Captures, DecodeGraphs, StepGraphs, capture_graphs, decode_shape
 from twinpath.engine.cuda_inputs import InputBlocks, InputViews, Mark, make_mark
-from twinpath.engine.cuda_logprobs import KeptLogits, prompt_logprobs, wants_prompt
+from twinpath.engine.cuda_logprobs import KeptLogits, PromptScorer, prompt_logprobs, wants_prompt
 from twinpath.engine.cuda_memory import NUM_RESIDUALS
 from twinpath.engine.cuda_ops import Operations
 from twinpath.engine.cuda_residuals import ResidualStore
@@ -24,8 +24,8 @@ from twinpath.engine.cuda_slots import SlotTables, aligned
 from twinpath.engine.step_output import StepOutput
 from twinpath.kernels.prefill_attention.spec import AttentionTiling, rows_per_tile
 from twinpath.kernels.sampler.slots import fill_tables
-from twinpath.kernels.sampler.spec import FAILURES, OK, Workspace
-from twinpath.types import EngineInfo, StepPlan
+from twinpath.kernels.sampler.spec import FAILURES, MAX_TOP, NUM_SCORES, OK, Workspace, entry_of
+from twinpath.types import EngineInfo, StepPlan, TokenLogprob
 
 if TYPE_CHECKING:
     from twinpath.engine.cuda_decode import DecodeStep
@@ -82,9 +82,11 @@ class StepLauncher:
         self._work = Workspace.allocate(picks, info.vocab_size, device)
         pinned = device.type == "cuda"
         self._results = [torch.zeros(2, picks, dtype=torch.int32, pin_memory=pinned) for _ in range(rings)]
+        self._scores = [torch.zeros(picks, NUM_SCORES, dtype=torch.float64, pin_memory=pinned) for _ in range(rings)]
         words = -(-info.vocab_size // 32)
         self._masks = [torch.zeros(picks, words, dtype=torch.int32, pin_memory=pinned) for _ in range(rings)]
         self._kept = KeptLogits(rings, picks, info.vocab_size, device)
+        self._scorer = PromptScorer(forward, operations.score_rows, tables.state, self._work)
         self._device = device
         self._free_marks: list[Mark] = []
 
@@ -102,6 +104,7 @@ class StepLauncher:
             self._info,
         )
         self._graphs = capture_graphs(captures, step)
+        self._scorer.warm_up(self._residual)
 
     def start(self, job: Job) -> None:
         """Bind, check and lay out the plan, send its inputs and say which pieces it has."""
@@ -164,7 +167,7 @@ class StepLauncher:
             run.bound.tokens.append(tokens[index])
             if run.bound.sampling.logprobs is not None:
                 num_top = run.bound.sampling.logprobs
-                output.logprobs[run.index] = [self._kept.logprob(job.ring, index, tokens[index], num_top)]
+                output.logprobs[run.index] = [self._logprob(job.ring, index, tokens[index], num_top)]
         return output
 
     def _choose(self, plan: StepPlan, rows: StepRows) -> tuple[DecodeGraphs | None, Shape]:
@@ -236,7 +239,7 @@ class StepLauncher:
         plan = job.plan
         self._forward.finish_layers(plan.layer_end - 1, residual)
         if plan.layer_end == self._info.num_layers:
-            prompt_logprobs(job.rows.runs, self._forward, residual, job.output)
+            prompt_logprobs(job.rows.runs, self._scorer, residual, job.output)
             num_sampled = len(job.rows.sampled)
             if num_sampled:
                 self._sample(job, views, self._forward.logits(views.picked[:num_sampled], residual))
@@ -258,7 +261,15 @@ class StepLauncher:
 
     def _take_results(self, job: Job, logits: Tensor) -> None:
         self._results[job.ring].copy_(self._work.results, non_blocking=True)
-        for index, run in enumerate(job.rows.sampled):
-            if run.bound.sampling.logprobs is not None:
+        wanted = [run.bound.sampling.logprobs for run in job.rows.sampled]
+        if any(num_top is not None for num_top in wanted):
+            self._scores[job.ring].copy_(self._work.scores, non_blocking=True)
+        for index, num_top in enumerate(wanted):
+            if num_top is not None and num_top > MAX_TOP:
                 self._kept.keep(job.ring, index, logits[index])
         self._binder.release(job.plan)
+
+    def _logprob(self, ring: int, index: int, token: int, num_top: int) -> TokenLogprob:
+        if num_top > MAX_TOP:
+            return self._kept.logprob(ring, index, token, num_top)
+        return entry_of(self._scores[ring][index].numpy(), token, num_top)

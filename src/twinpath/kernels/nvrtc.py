@@ -40,7 +40,8 @@ def compile_cuda(source: str, macros: Mapping[str, str], architecture: str) -> b
 class CudaKernel:
     """One `extern "C"` kernel that takes a single struct of 64-bit values. Keeps its module loaded."""
 
-    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int, *, wide_clusters: bool = False) -> None:
+        """wide_clusters: the kernel's clusters have more than eight blocks, which not every Hopper card need run."""
         from cuda.bindings import driver
 
         self._driver = driver
@@ -48,18 +49,35 @@ class CudaKernel:
         self._module = _checked("cuModuleLoadData", driver.cuModuleLoadData(cubin))
         self._function = _checked("cuModuleGetFunction", driver.cuModuleGetFunction(self._module, name.encode()))
         self._shared_bytes = shared_bytes
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(self._function, attribute, shared_bytes))
+        attributes = driver.CUfunction_attribute
+        self._set(attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+        if wide_clusters:
+            self._set(attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
 
-    def launch(self, grid: int, block: int, values: Sequence[int]) -> None:
-        """On torch's current stream (also while it is captured); `values` in the struct's order."""
+    def launch(
+        self, grid: int | tuple[int, int], block: int, values: Sequence[int], *, dependent: bool = False
+    ) -> None:
+        """On torch's current stream (also while it is captured); `values` in the struct's order.
+
+        dependent: the kernel waits by itself for the one before it, so it may begin while that one ends.
+        """
         data = ctypes.create_string_buffer(struct.pack(f"<{len(values)}q", *values))
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(data))
-        stream = torch.cuda.current_stream().cuda_stream
-        launched = self._driver.cuLaunchKernel(
-            self._function, grid, 1, 1, block, 1, 1, self._shared_bytes, stream, ctypes.addressof(arguments), 0
-        )
-        _checked("cuLaunchKernel", launched)
+        driver, config = self._driver, self._driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY = grid if isinstance(grid, tuple) else (grid, 1)
+        config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+        config.blockDimX, config.sharedMemBytes = block, self._shared_bytes
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        if dependent:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        launched = driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(arguments), 0)
+        _checked("cuLaunchKernelEx", launched)
+
+    def _set(self, attribute: Any, value: int) -> None:
+        _checked("cuFuncSetAttribute", self._driver.cuFuncSetAttribute(self._function, attribute, value))
 
 
 def tensor_map(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> list[int]:

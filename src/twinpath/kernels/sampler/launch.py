@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from twinpath.kernels.sampler import cut, kernel
+from twinpath.kernels.sampler import cut, kernel, scores
 from twinpath.kernels.sampler.spec import BLOCK, NUM_BINS, SlotState, Workspace
 
 _NUM_WARPS = 8
@@ -30,7 +30,7 @@ def sample_rows(
     Shapes: logits float32 [R, V], last axis contiguous; row_slots int32 [R], -1 for a row that is left out;
         row_positions int32 [R], the position of the drawn token; row_masks int32 [R], the row of `work.allowed` that
         masks this row, or -1. A slot appears at most once.
-    greedy: promise that every row is greedy: one launch instead of five.
+    greedy: promise that every row is greedy and asks for no log-probability: one launch instead of six.
     """
     vocab_size = logits.shape[1]
     blocks = triton.cdiv(vocab_size, BLOCK)
@@ -60,6 +60,31 @@ def sample_rows(
         row_slots, row_positions, state.floats, state.ints, state.history, state.history.stride(0), state.counts,
         work.adjusted, work.block_sums, work.rows, work.best, work.arrivals, work.tokens, work.codes,
         vocab_size, BLOCK=BLOCK, BLOCKS=blocks, PDL=pdl, **options,
+    )  # fmt: skip
+    _score(logits, row_slots, work.tokens, state, work, num_rows=num_rows, num_top=-1)
+
+
+def score_rows(
+    logits: Tensor, row_slots: Tensor, tokens: Tensor, state: SlotState, work: Workspace, *, num_rows: int, num_top: int
+) -> None:
+    """Log-probabilities of `tokens` int32 [R] and of the `num_top` best ids of rows [0, num_rows), to `work.scores`.
+
+    Shapes: logits float32 [R, V]; row_slots int32 [R], -1 for a row that is left out, else any slot. A row that holds
+        NaN or +inf scores NaN; one that has nothing above -inf, infinity.
+    """
+    _score(logits, row_slots, tokens, state, work, num_rows=num_rows, num_top=num_top)
+
+
+def _score(
+    logits: Tensor, row_slots: Tensor, tokens: Tensor, state: SlotState, work: Workspace, *, num_rows: int, num_top: int
+) -> None:
+    vocab_size = logits.shape[1]
+    blocks, pdl = triton.cdiv(vocab_size, BLOCK), _has_dependent_launch(logits.device)
+    scores.score_kernel[(num_rows, blocks)](
+        logits, logits.stride(0), row_slots, state.ints, tokens, work.codes,
+        work.candidates, work.candidates.stride(0), work.block_best, work.block_sums, work.scores, work.arrivals,
+        vocab_size, num_top, BLOCK=BLOCK, BLOCKS=blocks, PDL=pdl,
+        num_warps=_NUM_WARPS, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from twinpath.errors import EngineError
 from twinpath.kernels.sampler import spec
 from twinpath.kernels.sampler.spec import FAILURES, SlotState, Workspace
-from twinpath.sampling.reference import WEIGHT_BITS, sample
+from twinpath.sampling.reference import WEIGHT_BITS, sample, token_logprob
 from twinpath.types import Float32s, Int32s, SamplingParams
 
 
@@ -34,9 +35,34 @@ def sample_rows(
         except EngineError as error:
             token, code = 0, next(code for code, text in FAILURES.items() if text == str(error))
         work.tokens[row], work.codes[row] = token, code
+        if code == spec.OK and (num_top := int(state.ints[slot, spec.NUM_TOP])) >= 0:
+            work.scores[row] = _scores(logits[row], token, num_top)
         state.history[slot, position] = token
         if int(state.ints[slot, spec.FLAGS]) & spec.HAS_PENALTIES:
             state.counts[slot, token] += 2
+
+
+def score_rows(
+    logits: Tensor, row_slots: Tensor, tokens: Tensor, state: SlotState, work: Workspace, *, num_rows: int, num_top: int
+) -> None:
+    """As `launch.score_rows`."""
+    for row in range(num_rows):
+        if int(row_slots[row]) < 0:
+            continue
+        try:
+            work.scores[row] = _scores(logits[row], int(tokens[row]), num_top)
+        except EngineError as error:
+            work.scores[row] = np.nan if str(error) == FAILURES[spec.NOT_FINITE] else np.inf
+
+
+def _scores(logits: Tensor, token: int, num_top: int) -> Tensor:
+    entry = token_logprob(logits.cpu().numpy(), token, num_top)
+    row = torch.zeros(spec.NUM_SCORES, dtype=torch.float64)
+    row[1 + spec.MAX_TOP :] = -1
+    row[0] = entry.logprob
+    for place, (other, logprob) in enumerate(entry.top):
+        row[1 + place], row[1 + spec.MAX_TOP + place] = logprob, other
+    return row
 
 
 def _sample_row(logits: Float32s, state: SlotState, slot: int, position: int, mask: Int32s | None) -> int:

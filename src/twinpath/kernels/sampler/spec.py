@@ -12,15 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from twinpath.errors import EngineError
 from twinpath.sampling.reference import GREEDY_BELOW, WEIGHT_BITS
-from twinpath.types import SamplingParams
+from twinpath.types import SamplingParams, TokenLogprob
 
 #: Columns of `SlotState.floats` (float64).
 INVERSE_TEMPERATURE, TOP_P, MIN_WEIGHT, REPETITION, FREQUENCY, PRESENCE = range(6)
 NUM_FLOATS = 6
 #: Columns of `SlotState.ints` (int64).
-SEED, TOP_K, NUM_PROMPT, MIN_TOKENS, FLAGS = range(5)
-NUM_INTS = 5
+SEED, TOP_K, NUM_PROMPT, MIN_TOKENS, FLAGS, NUM_TOP = range(6)
+NUM_INTS = 6
 #: Bits of FLAGS: which tables a row reads.
 HAS_PENALTIES, HAS_BIAS, HAS_STOPS, IS_GREEDY = 1, 2, 4, 8
 
@@ -32,6 +33,10 @@ NUM_BINS = 8192
 FEW = 256
 #: Columns of `Workspace.rows` (int64).
 NUM_ROW_INTS = 16
+#: Most alternatives of one token.
+MAX_TOP = 20
+#: Columns of `Workspace.scores`: the token's log-probability; those of the best ids; these ids, -1 for none.
+NUM_SCORES = 1 + 2 * MAX_TOP
 
 #: `Workspace.codes`: why a row has no token. Texts as the plain sampler says them.
 OK, NOT_FINITE, ALL_MASKED = range(3)
@@ -46,8 +51,8 @@ class SlotState:
     """What sampling needs of every slot.
 
     Shapes: floats float64 [S, NUM_FLOATS]; ints int64 [S, NUM_INTS]; history int32 [S, longest + 1]; counts int32
-        [S, V] (bit 0: in the prompt; the rest: times in the output); bias float64 [S, V]; stops int32 [S, W],
-        bit i % 32 of word i // 32 for id i.
+        [S, V] (bit 0: in the prompt; the rest: times in the output); bias float64 [S, V]; biased, the ids that have
+        one, and stops int32 [S, W], bit i % 32 of word i // 32 for id i.
     """
 
     floats: Tensor
@@ -55,6 +60,7 @@ class SlotState:
     history: Tensor
     counts: Tensor
     bias: Tensor
+    biased: Tensor
     stops: Tensor
 
     @classmethod
@@ -66,6 +72,7 @@ class SlotState:
             history=torch.zeros(num_slots, longest + 1, dtype=torch.int32, device=device),
             counts=torch.zeros(num_slots, vocab_size, dtype=torch.int32, device=device),
             bias=torch.zeros(num_slots, vocab_size, dtype=torch.float64, device=device),
+            biased=torch.zeros(num_slots, words, dtype=torch.int32, device=device),
             stops=torch.zeros(num_slots, words, dtype=torch.int32, device=device),
         )
 
@@ -76,7 +83,8 @@ class Workspace:
 
     Shapes: adjusted float32 [R, V]; candidates int64 [R, V + FEW]; bins int64 [R, NUM_BINS]; block_best float32,
         block_ids int32, block_sums int64 [R, ceil(V / BLOCK)]; rows int64 [R, NUM_ROW_INTS]; best float32 [R];
-        arrivals int32 [R]; results int32 [2, R], whose rows are tokens and codes; allowed int32 [R, W].
+        arrivals int32 [R]; results int32 [2, R], whose rows are tokens and codes; scores float64 [R, NUM_SCORES], of
+        rows that ask for log-probabilities; allowed int32 [R, W].
     """
 
     adjusted: Tensor
@@ -89,6 +97,7 @@ class Workspace:
     best: Tensor
     arrivals: Tensor
     results: Tensor
+    scores: Tensor
     #: The masks that constrained rows of this step name; the caller fills it.
     allowed: Tensor
 
@@ -110,6 +119,7 @@ class Workspace:
             best=zeros(num_rows, dtype=torch.float32),
             arrivals=zeros(num_rows, dtype=torch.int32),
             results=zeros(2, num_rows, dtype=torch.int32),
+            scores=zeros(num_rows, NUM_SCORES, dtype=torch.float64),
             allowed=zeros(num_rows, -(-vocab_size // 32), dtype=torch.int32),
         )
 
@@ -124,9 +134,24 @@ class Workspace:
 
 def state_bytes(num_slots: int, num_rows: int, vocab_size: int, longest: int) -> int:
     """Bytes of `SlotState` and `Workspace` together, for the memory budget."""
-    per_slot = 8 * (NUM_FLOATS + NUM_INTS) + 4 * (longest + 1) + 12 * vocab_size + vocab_size // 8 + 4
+    per_slot = 8 * (NUM_FLOATS + NUM_INTS) + 4 * (longest + 1) + 12 * vocab_size + vocab_size // 4 + 8
     per_row = 12 * vocab_size + vocab_size // 8 + 8 * NUM_BINS + 16 * (-(-vocab_size // BLOCK)) + 8 * NUM_ROW_INTS + 16
+    per_row += 8 * NUM_SCORES
     return num_slots * per_slot + num_rows * per_row
+
+
+def entry_of(scores: NDArray[np.float64], token: int, num_top: int) -> TokenLogprob:
+    """One row of `Workspace.scores`, float64 [NUM_SCORES]; `num_top` <= MAX_TOP.
+
+    Raises: EngineError for a row that could not be scored.
+    """
+    if np.isnan(scores[0]):
+        raise EngineError(FAILURES[NOT_FINITE])
+    if scores[0] == np.inf:
+        raise EngineError(FAILURES[ALL_MASKED])
+    values, ids = scores[1 : 1 + num_top].tolist(), scores[1 + MAX_TOP : 1 + MAX_TOP + num_top].tolist()
+    top = tuple((int(other), value) for other, value in zip(ids, values, strict=True) if other >= 0)
+    return TokenLogprob(token, float(scores[0]), top)
 
 
 def settings(params: SamplingParams, num_prompt: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -140,6 +165,7 @@ def settings(params: SamplingParams, num_prompt: int) -> tuple[NDArray[np.float6
     ints = np.zeros(NUM_INTS, np.int64)
     ints[SEED] = np.uint64(params.seed & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
     ints[TOP_K], ints[NUM_PROMPT], ints[MIN_TOKENS] = params.top_k, num_prompt, params.min_tokens
+    ints[NUM_TOP] = -1 if params.logprobs is None else min(params.logprobs, MAX_TOP)
     ints[FLAGS] = (
         HAS_PENALTIES * has_penalties(params)
         + HAS_BIAS * bool(params.logit_bias)
