@@ -187,14 +187,16 @@ def test_short_prefills_share_a_chunk_when_that_is_sooner_for_both_and_one_may_l
 
 def test_the_promise_names_lane_and_time_and_comes_with_the_first_token_only() -> None:
     bench = bench_of()
-    bench.add(make_request("fast", b"x" * 32), make_request("flex", b"y" * 150))
+    bench.add(make_request("fast", b"x" * 32, max_tokens=1), make_request("flex", b"y" * 150))
     bench.run()
     told = {r: [e.promise for e in bench.told[r] if isinstance(e, TokensEvent)] for r in ("fast", "flex")}
-    assert told["fast"][1:] == told["flex"][1:] == [None, None]
+    assert (told["fast"][1:], told["flex"][1:]) == ([], [None, None])
     fast, flex = told["fast"][0], told["flex"][0]
     assert fast is not None and flex is not None and (fast.lane, flex.lane) == ("fast", "flex")
-    # 32 rows: 1 + 14.4 ms. Then 150 rows in three chunks of 50: 3 x (1 + 14.4 + 1.8).
-    assert fast.predicted_ttft_ms == pytest.approx(15.4) and flex.predicted_ttft_ms == pytest.approx(15.4 + 51.6)
+    # 32 rows: 1 + 14.4 ms. With 32 of the others: 3.2 more. The 118 that are left: 18.6 and 17.6. A little is added for
+    # FAST work to come: one request came in the 5 s that are assumed to have passed.
+    assert fast.predicted_ttft_ms == pytest.approx(15.4)
+    assert flex.predicted_ttft_ms == pytest.approx(18.6 + 18.6 + 17.6, rel=0.003)
 
 
 def test_cached_tokens_decide_the_lane() -> None:

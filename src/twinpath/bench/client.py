@@ -60,6 +60,7 @@ class _Exchange:
         if completion.usage is not None:
             usage = completion.usage
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+            record.promise = usage.twinpath
             record.cached_tokens = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
 
     def complete(self, now_s: float) -> None:

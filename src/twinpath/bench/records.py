@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import msgspec
 
+from twinpath.bench.sse import Promise
+
 
 class RequestRecord(msgspec.Struct, kw_only=True):
     """One request seen from the client.
@@ -32,6 +34,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    #: Of a server that makes one.
+    promise: Promise | None = None
     #: The answer; filled only when the client keeps answers.
     text: str = ""
 

@@ -33,12 +33,21 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int | None = 0
 
 
+class Promise(msgspec.Struct):
+    """`usage.twinpath`: what a twinpath server predicted at arrival, and what it came to by its own clock."""
+
+    lane: str | None = None
+    predicted_ttft_ms: float | None = None
+    ttft_ms: float | None = None
+
+
 class UsageCounts(msgspec.Struct):
     """`usage`."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptDetails | None = None
+    twinpath: Promise | None = None
 
 
 class Delta(msgspec.Struct):

@@ -6,9 +6,8 @@ from collections.abc import Collection
 
 from twinpath.contracts import Clock
 from twinpath.scheduler.answer import shed
-from twinpath.scheduler.forecast import Forecast, remaining_ms
-from twinpath.scheduler.lanes import LanePlanner
-from twinpath.scheduler.roster import Roster
+from twinpath.scheduler.forecast import Forecast
+from twinpath.scheduler.outlook import Outlook
 from twinpath.scheduler.sequence import Sequence
 from twinpath.scheduler.step import Step
 from twinpath.types import AdmittedEvent, Event, Promise
@@ -22,10 +21,10 @@ _LEAST_RETRY_S = 0.05
 class Admission:
     """Puts arrivals into their lane's queue with a promise. `shed`: refuse what is predicted to miss its target."""
 
-    def __init__(self, planner: LanePlanner, forecast: Forecast, roster: Roster, clock: Clock, *, shed: bool) -> None:
-        self._planner = planner
+    def __init__(self, outlook: Outlook, forecast: Forecast, clock: Clock, *, shed: bool) -> None:
+        self.outlook = outlook
         self._forecast = forecast
-        self._roster = roster
+        self._roster = outlook.roster
         self._clock = clock
         self._sheds = shed
         self.num_shed = 0
@@ -33,7 +32,7 @@ class Admission:
     def admit(self, sequence: Sequence, num_cached: int, outstanding: Collection[Step]) -> list[Event]:
         """`num_cached`: prompt tokens whose KV is there. The events say the promise when the wait is long."""
         sequence.num_uncached -= num_cached
-        sequence.lane = self._planner.lane_of(sequence.num_uncached)
+        sequence.lane = self.outlook.planner.lane_of(sequence.num_uncached)
         sequence.prefill_ms = self._forecast.prefill_ms(num_cached, sequence.num_uncached)
         self._roster.add(sequence)
         predicted_ms = self._predict_ms(sequence, outstanding)
@@ -56,12 +55,12 @@ class Admission:
 
     def _predict_ms(self, sequence: Sequence, outstanding: Collection[Step]) -> float:
         now_s = self._clock()
-        decode = [other for other in self._roster.running if other.started]
         busy_ms = sum(step.predicted_ms for step in outstanding)
         if outstanding:
             busy_ms = max(busy_ms - (now_s - next(iter(outstanding)).planned_s) * 1e3, 0.0)
-        work_ms = sequence.prefill_ms + remaining_ms(self._roster.ahead_of(sequence))
-        return self._forecast.predict_ms(sequence, now_s, decode, work_ms, busy_ms)
+        ahead_ms, rate = self.outlook.first_token_ms(sequence, now_s)
+        num_streams = sum(other.started for other in self._roster.running)
+        return self._forecast.predict_ms(sequence, now_s, num_streams, busy_ms + ahead_ms, rate)
 
     def _shed(self, sequence: Sequence, predicted_ms: float) -> list[Event]:
         self.num_shed += 1

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median
 
 from twinpath.scheduler.cost import CostModel, StepShape, prefill_context
-from twinpath.scheduler.lanes import LanePlanner
+from twinpath.scheduler.rollout import work_ms
 from twinpath.scheduler.sequence import Lane, Sequence
 
-#: A bias moves at least this far towards each new error (of logarithms), and more while it has seen few.
-_GAIN = 0.15
+#: Outcomes that a bias is the median of: one overtaken by others, or lucky, does not move it.
+_NUM_OF_BIAS = 25
+_ALL_WELL = (0.0, 0.0)
 #: Outcomes kept for whoever asks how good the promises are.
 _NUM_KEPT = 1024
-#: Share of a period below which prefill is not planned for, though it may get less for a while.
-_LEAST_SHARE = 0.05
+#: How long arrivals of the FAST lane are remembered, about; and for how long none is assumed before the first.
+_LOAD_S = 30.0
+_LOAD_PRIOR_S = 5.0
+#: Share of the time for prefill that FAST requests to come are expected to take at most.
+_MOST_LOAD = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +39,54 @@ _MOST_COMPANY = 4
 
 
 class _Bias:
-    """A running mean of logarithms that forgets."""
+    """The median of the last logarithms, and of a few that say that all is well."""
 
-    __slots__ = ("_num_seen", "value")
+    __slots__ = ("_last", "value")
 
     def __init__(self) -> None:
         self.value = 0.0
-        self._num_seen = 0
+        self._last: deque[float] = deque(maxlen=_NUM_OF_BIAS)
 
     def follow(self, ratio: float) -> None:
-        self._num_seen += 1
-        self.value += max(_GAIN, 1 / self._num_seen) * max(-1.0, min(1.0, ratio - self.value))
+        self._last.append(ratio)
+        self.value = median([*self._last, *_ALL_WELL])
+
+
+class _Load:
+    """Milliseconds of work that come in a millisecond, forgetting what was long ago."""
+
+    __slots__ = ("_first_s", "_last_s", "_sum_ms")
+
+    def __init__(self) -> None:
+        self._sum_ms = 0.0
+        self._first_s = self._last_s = -1.0
+
+    def add(self, work_ms: float, now_s: float) -> None:
+        if self._first_s < 0.0:
+            self._first_s = self._last_s = now_s
+        self._sum_ms = self._sum_ms * math.exp((self._last_s - now_s) / _LOAD_S) + work_ms
+        self._last_s = now_s
+
+    def per_ms(self, now_s: float) -> float:
+        faded = math.exp((self._last_s - now_s) / _LOAD_S)
+        seen_s = _LOAD_S * (1.0 - math.exp((self._first_s - now_s) / _LOAD_S)) + _LOAD_PRIOR_S
+        return self._sum_ms * faded / (seen_s * 1e3)
 
 
 class Forecast:
-    """Queue ahead, own prefill and the step that runs, stretched by the decode steps in between.
+    """From the steps to come, as a `Rollout` says, to a promise.
 
-    Who comes later and goes first, and who ends meanwhile, is not known, nor how whole rows and layers fill a period:
-    on average that is in a bias which follows the outcomes of requests like this one, by lane, size and company.
+    Who comes later and goes first is not known: FLEX makes room for as much FAST work as came of late. What else is
+    left out (time between steps, on the way) is on average in a bias that follows the outcomes of requests like this
+    one, by lane, size and company.
     """
 
-    def __init__(self, planner: LanePlanner, cost: CostModel, max_step_tokens: int) -> None:
-        self._planner = planner
+    def __init__(self, cost: CostModel, max_step_tokens: int) -> None:
         self._cost = cost
         self._max_step_tokens = max_step_tokens
         self._biases: dict[_Kind, _Bias] = {}
         self._of_lane = {lane: _Bias() for lane in Lane}
+        self._fast_load = _Load()
         self._raw: dict[int, tuple[float, _Kind]] = {}
         self.outcomes: deque[Outcome] = deque(maxlen=_NUM_KEPT)
 
@@ -71,17 +97,15 @@ class Forecast:
         shape = StepShape(num_prefill=-(-num_rows // num_chunks), prefill_context=context // num_chunks)
         return num_chunks * self._cost.predict(shape)
 
-    def predict_ms(
-        self, sequence: Sequence, now_s: float, decode: list[Sequence], work_ms: float, busy_ms: float
-    ) -> float:
-        """First token after arrival. `work_ms`: prefill before it and its own; `busy_ms`: left of planned steps."""
-        share = 1.0
-        if decode:
-            alone_ms = self._planner.alone_ms(decode)
-            slack_ms = max(self._planner.slack_ms(decode, alone_ms), 0.0)
-            share = max(slack_ms / max(alone_ms + slack_ms, 1e-9), _LEAST_SHARE)
-        raw_ms = (now_s - sequence.arrival_s) * 1e3 + busy_ms + work_ms / share
-        kind = (sequence.lane, sequence.num_uncached.bit_length(), min(len(decode), _MOST_COMPANY))
+    def predict_ms(self, sequence: Sequence, now_s: float, num_streams: int, ahead_ms: float, rate: float) -> float:
+        """First token after arrival. `ahead_ms`: until then, by what is known now; `rate`: work done in a millisecond
+        meanwhile."""
+        if sequence.lane is Lane.FAST:
+            self._fast_load.add(work_ms(self._cost, 0, sequence.num_uncached), now_s)
+        else:
+            ahead_ms /= 1.0 - min(self._fast_load.per_ms(now_s) / rate, _MOST_LOAD)
+        raw_ms = (now_s - sequence.arrival_s) * 1e3 + ahead_ms
+        kind = (sequence.lane, sequence.num_uncached.bit_length(), min(num_streams, _MOST_COMPANY))
         self._raw[sequence.order] = raw_ms, kind
         return raw_ms * math.exp(self._biases.get(kind, self._of_lane[sequence.lane]).value)
 
@@ -99,12 +123,3 @@ class Forecast:
     def forget(self, sequence: Sequence) -> None:
         """It ended without a token."""
         self._raw.pop(sequence.order, None)
-
-
-def remaining_ms(sequences: Iterable[Sequence]) -> float:
-    """Prefill that running sequences still have before them, by rows (layers of a chunk are not counted)."""
-    return sum(
-        sequence.prefill_ms * (sequence.num_prompt - sequence.num_computed) / max(sequence.num_uncached, 1)
-        for sequence in sequences
-        if not sequence.started
-    )

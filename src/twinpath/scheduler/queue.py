@@ -43,12 +43,6 @@ class WaitingQueue:
         index = bisect_left(self._entries, (key, sequence.order), key=lambda entry: entry[:2])
         del self._entries[index]
 
-    def ahead_of(self, sequence: Sequence) -> list[Sequence]:
-        """Those that are served before a sequence of the queue, as the keys are now."""
-        key = self._keys[sequence.order]
-        index = bisect_left(self._entries, (key, sequence.order), key=lambda entry: entry[:2])
-        return [entry[2] for entry in self._entries[:index]]
-
     def snapshot(self) -> list[Sequence]:
         """Those that wait, in the order of the last look; for any thread."""
         return [sequence for _, _, sequence in list(self._entries)]

@@ -46,20 +46,17 @@ class Roster:
         self.waiting[sequence.lane].add(sequence, self._clock())
 
     def all_waiting(self) -> list[Sequence]:
-        """Of both lanes."""
+        """Of both lanes, FAST first, each in the order in which they are served."""
         return [sequence for queue in self.waiting.values() for sequence in queue.ordered(self._clock())]
 
     def note_wait(self, sequence: Sequence, wait_s: float, *, served: bool) -> None:
         """A wait for the first row is over: `served`, or censored (cancelled, refused)."""
         self.waiting[sequence.lane].waits.add(max(wait_s, 0.0), served)
 
-    def ahead_of(self, sequence: Sequence) -> list[Sequence]:
-        """Everybody whose prefill comes before that of a waiting sequence."""
-        lanes = (Lane.FAST,) if sequence.lane is Lane.FAST else (Lane.FAST, Lane.FLEX)
-        ahead = [other for other in self.running if other.lane in lanes]
-        if sequence.lane is Lane.FLEX:
-            ahead += self.waiting[Lane.FAST].ordered(self._clock())
-        return ahead + self.waiting[sequence.lane].ahead_of(sequence)
+    def rank(self, sequence: Sequence, now_s: float) -> tuple[bool, float, int]:
+        """Sorts prefills that run: FAST ones and those over age first, then by policy and arrival."""
+        is_behind = sequence.lane is Lane.FLEX and not over_age(sequence, now_s)
+        return is_behind, self.policy.key(sequence, now_s), sequence.order
 
     def admit(self, lane: Lane, *, is_late: bool = False) -> Sequence | None:
         """Start the first waiting sequence of a lane when a slot and pages for all its known tokens are there."""

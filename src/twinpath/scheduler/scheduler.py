@@ -15,7 +15,8 @@ from twinpath.scheduler.cost import CostModel
 from twinpath.scheduler.forecast import Forecast
 from twinpath.scheduler.lanes import Choice, LanePlanner, LaneSettings
 from twinpath.scheduler.memory import DEFAULT_MEMORY, Memory, MemorySettings
-from twinpath.scheduler.policy import FirstComeFirstServed, Policy, over_age
+from twinpath.scheduler.outlook import Outlook
+from twinpath.scheduler.policy import FirstComeFirstServed, Policy
 from twinpath.scheduler.roster import Roster
 from twinpath.scheduler.sequence import Lane, Phase, Sequence
 from twinpath.scheduler.step import Step, build_plan
@@ -95,8 +96,9 @@ class Scheduler:
         self.admission: Admission | None = None
         if limits.lanes is not None:
             self.planner = LanePlanner(limits.lanes, self.cost, info.num_layers, limits.max_num_batched_tokens)
-            self.forecast = Forecast(self.planner, self.cost, limits.max_num_batched_tokens)
-            self.admission = Admission(self.planner, self.forecast, self._roster, self._clock, shed=limits.shed)
+            self.forecast = Forecast(self.cost, limits.max_num_batched_tokens)
+            outlook = Outlook(self.planner, self._roster, info.num_layers)
+            self.admission = Admission(outlook, self.forecast, self._clock, shed=limits.shed)
         #: Those whose last slice is not planned yet, oldest first.
         self._chunks: list[Chunk] = []
 
@@ -168,12 +170,11 @@ class Scheduler:
         Not twice in a row when others have rows there: they move on though someone submits and cancels long
         prompts all day.
         """
-        found = []
-        for step in self._outstanding:
-            request_id = step.dominant()
-            if request_id and not step.void and (len(step.rows) == 1 or not self._num_replans):
-                found.append((request_id, step.step_id))
-        return tuple(found)
+        return tuple(
+            (request_id, step.step_id)
+            for step in self._outstanding
+            if (request_id := step.dominant()) and not step.void and (len(step.rows) == 1 or not self._num_replans)
+        )
 
     # -------------------------------------------------------------------------------------------------------- plan
 
@@ -229,8 +230,7 @@ class Scheduler:
         chunks = [chunk for chunk in self._chunks if chunk.ready()]
         self._chunks = [chunk for chunk in self._chunks if chunk.rows]
         prefill = [s for s in self._roster.running if s.phase is Phase.RUNNING and s.num_plannable > _SHORT_ROWS]
-        if len(prefill) > 1:
-            prefill.sort(key=lambda s: (s.lane is Lane.FLEX and not over_age(s, now_s), self.policy.key(s, now_s)))
+        prefill.sort(key=lambda sequence: self._roster.rank(sequence, now_s))
         if not decode and not prefill and not chunks:
             return None
         choice = planner.choose(decode, prefill, chunks)

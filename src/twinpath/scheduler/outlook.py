@@ -1,0 +1,62 @@
+"""What is known now of the way to a first token: the roster's sequences as ghosts of a rollout."""
+
+from __future__ import annotations
+
+from twinpath.scheduler.lanes import LanePlanner
+from twinpath.scheduler.rollout import Ghost, GhostChunk, GhostRow, Rollout, work_ms
+from twinpath.scheduler.roster import Roster
+from twinpath.scheduler.sequence import Lane, Sequence
+
+#: Of those that wait ahead, so many are played through; the work of the others counts at the rate found. Of those
+#: behind, so many may ride in the same steps.
+_MOST_AHEAD = 32
+_MOST_BEHIND = 4
+_ENDLESS = 1 << 30
+
+
+class Outlook:
+    """Looks ahead for arrivals."""
+
+    def __init__(self, planner: LanePlanner, roster: Roster, num_layers: int) -> None:
+        self.planner = planner
+        self.roster = roster
+        self._num_layers = num_layers
+
+    def first_token_ms(self, sequence: Sequence, now_s: float) -> tuple[float, float]:
+        """From the end of the planned steps to the first token of a waiting sequence, and the work done in a
+        millisecond meanwhile."""
+        queue = self.roster.all_waiting()
+        index = queue.index(sequence)
+        first = max(index - _MOST_AHEAD, 0)
+        rest_ms = sum(work_ms(self.planner.cost, _num_cached(other), other.num_uncached) for other in queue[:first])
+        waiting = [self._ghost(other, now_s) for other in queue[first : index + 1 + _MOST_BEHIND]]
+        target = waiting[index - first]
+        running, chunks = self._running(now_s)
+        if sequence.lane is Lane.FLEX:
+            for ghost in running:
+                ghost.num_outputs_left = _ENDLESS  # In so long a time others come for those that go.
+        rollout = Rollout(self.planner, self._num_layers, self.roster.max_running, running, waiting, chunks)
+        return rollout.until_first_token(target, rest_ms), rollout.rate
+
+    def _ghost(self, sequence: Sequence, now_s: float) -> Ghost:
+        return Ghost(sequence, self.roster.rank(sequence, now_s), _num_cached(sequence))
+
+    def _running(self, now_s: float) -> tuple[list[Ghost], list[GhostChunk]]:
+        ghosts: list[Ghost] = []
+        chunks: dict[int, GhostChunk] = {}
+        for sequence in self.roster.running:
+            ghost = Ghost(sequence, self.roster.rank(sequence, now_s))
+            ghosts.append(ghost)
+            if (chunk := sequence.chunk) is None:
+                continue
+            found = chunks.setdefault(id(chunk), GhostChunk([], chunk.lane, chunk.next_layer))
+            for row in chunk.rows:
+                if row.sequence is sequence:
+                    found.rows.append(GhostRow(ghost, row.start, row.length))
+                    ghost.num_planned, ghost.chunk = row.start, found
+        return ghosts, list(chunks.values())
+
+
+def _num_cached(sequence: Sequence) -> int:
+    """Of a sequence that waits, as at its arrival."""
+    return sequence.num_known - sequence.num_uncached

@@ -1,0 +1,252 @@
+"""The steps to come, played through with what is known now: whose prefill runs when, beside which streams.
+
+The planner that decides the real steps decides these (a copy of it), so that whole rows, layers, periods and the order
+of the queue need no formula. What is not known is left out: who comes later, and answers that end before their limit.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, field
+from typing import cast
+
+from twinpath.scheduler.chunk import Chunk
+from twinpath.scheduler.cost import CostModel, StepShape, prefill_context
+from twinpath.scheduler.lanes import Choice, LanePlanner
+from twinpath.scheduler.sequence import Lane, Sequence
+
+#: Steps played through; what is left of a long prefill then goes on at the rate found.
+_MOST_STEPS = 48
+#: As the scheduler has it: so few rows ride like decode rows.
+_SHORT_ROWS = 8
+
+
+class Ghost:
+    """What a `LanePlanner` sees of a sequence."""
+
+    __slots__ = ("chunk", "key", "lane", "num_known", "num_outputs_left", "num_planned", "tpot_target_ms")
+
+    def __init__(self, sequence: Sequence, key: tuple[bool, float, int], num_cached: int = 0) -> None:
+        """As it will be when all planned steps are done. `num_cached`: of its tokens, while it waits."""
+        self.key = key
+        self.lane = sequence.lane
+        self.tpot_target_ms = sequence.tpot_target_ms
+        self.num_planned = max(sequence.num_planned, num_cached)
+        self.num_known = max(sequence.num_known, self.num_planned)
+        #: Tokens that it may still say, those being sampled left out.
+        self.num_outputs_left = sequence.max_outputs - sequence.num_outputs - sequence.num_pending
+        self.chunk: GhostChunk | None = None
+
+    @property
+    def num_plannable(self) -> int:
+        if self.chunk is not None:
+            return 0
+        return self.num_known - self.num_planned or (1 if self.num_outputs_left > 0 else 0)
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.num_known > self.num_planned or self.chunk is not None
+
+    def ends_with(self, length: int) -> bool:
+        """Whether `length` more rows are the last it has, so that it says a token."""
+        return self.num_planned + length >= self.num_known
+
+    def run(self, length: int) -> None:
+        """`length` more rows are done; the last known one says a token."""
+        is_last = self.ends_with(length)
+        self.num_planned += length
+        if is_last:
+            self.num_known = self.num_planned
+            self.num_outputs_left -= 1
+
+    def skip(self, num_tokens: int) -> None:
+        """A stream has said so many more."""
+        self.num_planned += num_tokens
+        self.num_known = self.num_planned
+        self.num_outputs_left -= num_tokens
+
+
+@dataclass(slots=True)
+class GhostRow:
+    """Rows of a chunk."""
+
+    ghost: Ghost
+    start: int
+    length: int
+
+
+@dataclass(slots=True)
+class GhostChunk:
+    """What a `LanePlanner` sees of a chunk."""
+
+    rows: list[GhostRow]
+    lane: Lane
+    next_layer: int = 0
+
+
+@dataclass(slots=True)
+class Rollout:
+    """A world of ghosts. `waiting` come in by their order, one FLEX at a time, while fewer than `max_running` run."""
+
+    planner: LanePlanner
+    num_layers: int
+    max_running: int
+    running: list[Ghost]
+    waiting: list[Ghost]
+    chunks: list[GhostChunk] = field(default_factory=list)
+    elapsed_ms: float = 0.0
+    #: Milliseconds of prefill rows alone (their share of weights left out) that were done.
+    done_ms: float = 0.0
+    #: That ran last.
+    _chunk: GhostChunk | None = None
+    #: At the last decode step: that chunk, its next layer, streams beside it, and `elapsed_ms`.
+    _beat: tuple[GhostChunk | None, int, int, float] = (None, 0, 0, 0.0)
+
+    def __post_init__(self) -> None:
+        self.planner = copy(self.planner)
+
+    def until_first_token(self, target: Ghost, rest_ms: float = 0.0) -> float:
+        """Milliseconds until `target` has run all it knows; beyond the steps played through by the rate found.
+        `rest_ms`: work before it of those that are too many to wait here."""
+        for _ in range(_MOST_STEPS):
+            self._admit()
+            if not self._step():
+                break
+            if not target.is_prefill:
+                return self.elapsed_ms + rest_ms / self.rate
+        return self.elapsed_ms + (self._left_ms(target) + rest_ms) / self.rate
+
+    @property
+    def rate(self) -> float:
+        """Milliseconds of work done in one that passed."""
+        return self.done_ms / self.elapsed_ms if self.done_ms else 1.0
+
+    def _left_ms(self, target: Ghost) -> float:
+        ahead = [ghost for ghost in (*self.running, *self.waiting) if ghost is target or ghost.key < target.key]
+        cost = self.planner.cost
+        return sum(work_ms(cost, ghost.num_planned, ghost.num_known - ghost.num_planned) for ghost in ahead)
+
+    def _admit(self) -> None:
+        index = 0
+        has_flex = any(ghost.lane is Lane.FLEX and ghost.is_prefill for ghost in self.running)
+        while index < len(self.waiting) and len(self.running) < self.max_running:
+            ghost = self.waiting[index]
+            if ghost.lane is Lane.FLEX and has_flex:
+                index += 1
+                continue
+            has_flex = has_flex or ghost.lane is Lane.FLEX
+            self.running.append(self.waiting.pop(index))
+
+    def _step(self) -> bool:
+        decode: list[Ghost] = []
+        prefill: list[Ghost] = []
+        for ghost in self.running:
+            if length := ghost.num_plannable:
+                (decode if length <= _SHORT_ROWS else prefill).append(ghost)
+        if not prefill and not self.chunks and not any(ghost.is_prefill for ghost in decode):
+            return self._drain(decode)
+        prefill.sort(key=lambda ghost: ghost.key)
+        choice = self.planner.choose(
+            cast(list[Sequence], decode), cast(list[Sequence], prefill), cast(list[Chunk], self.chunks)
+        )
+        rows = [(cast(Ghost, sequence), length) for sequence, length in choice.rows]
+        if choice.layer_end is None:
+            self._run(decode, rows)
+        else:
+            self._slice(choice, rows, choice.layer_end)
+        return True
+
+    def _drain(self, decode: list[Ghost]) -> bool:
+        """Nobody has a prefill to run: decode until the first stream ends. Its slot is free then."""
+        if not decode:
+            return False
+        num_steps = max(min(ghost.num_outputs_left for ghost in decode), 1)
+        alone = shape_of_rows([(ghost, ghost.num_plannable) for ghost in decode])
+        # Contexts grow evenly: the step in the middle is the mean one.
+        self._pass(alone)
+        self.elapsed_ms += (num_steps - 1) * self.planner.cost.predict_later(alone, num_steps // 2)
+        for ghost in decode:
+            ghost.run(ghost.num_plannable)
+            ghost.skip(num_steps - 1)
+        self._let_go()
+        return True
+
+    def _let_go(self) -> None:
+        self.running = [ghost for ghost in self.running if ghost.num_outputs_left > 0 or ghost.is_prefill]
+
+    def _run(self, decode: list[Ghost], rows: list[tuple[Ghost, int]]) -> None:
+        self._pass(shape_of_rows([*[(ghost, ghost.num_plannable) for ghost in decode], *rows]))
+        for ghost in decode:
+            ghost.run(ghost.num_plannable)
+        for ghost, length in rows:
+            self.done_ms += work_ms(self.planner.cost, ghost.num_planned, length)
+            ghost.run(length)
+        if not rows and self._chunk is not None:
+            self._skip(decode, self._chunk)
+        self._let_go()
+
+    def _skip(self, decode: list[Ghost], chunk: GhostChunk) -> None:
+        """Periods like the last one, in which nothing but layers of one chunk ran beside the same streams: all at once,
+        up to where one would end."""
+        before, layer, num_streams, at_ms = self._beat
+        num_layers = chunk.next_layer - layer
+        if before is chunk and num_streams == len(decode) and num_layers > 0:
+            num_left = min(ghost.num_outputs_left for ghost in decode) if decode else 0
+            num = min((self.num_layers - chunk.next_layer - 1) // num_layers, num_left - 1)
+            if num > 0:
+                self.elapsed_ms += num * (self.elapsed_ms - at_ms)
+                chunk.next_layer += num * num_layers
+                self.done_ms += num * num_layers / self.num_layers * self._chunk_ms(chunk)
+                for ghost in decode:
+                    ghost.skip(num)
+        self._beat = chunk, chunk.next_layer, len(decode), self.elapsed_ms
+
+    def _chunk_ms(self, chunk: GhostChunk) -> float:
+        return sum(work_ms(self.planner.cost, row.start, row.length) for row in chunk.rows)
+
+    def _slice(self, choice: Choice, rows: list[tuple[Ghost, int]], layer_end: int) -> None:
+        if choice.chunk is None:
+            lane = Lane.FAST if any(ghost.lane is Lane.FAST for ghost, _ in rows) else Lane.FLEX
+            chunk = GhostChunk([GhostRow(ghost, ghost.num_planned, length) for ghost, length in rows], lane)
+            self.chunks.append(chunk)
+            for ghost, _ in rows:
+                ghost.chunk = chunk
+        else:
+            chunk = cast(GhostChunk, choice.chunk)
+        share = (layer_end - chunk.next_layer) / self.num_layers
+        chunk.next_layer = layer_end
+        context = sum(prefill_context(row.start, row.length) for row in chunk.rows)
+        num_sampled = sum(row.ghost.ends_with(row.length) for row in chunk.rows) if layer_end == self.num_layers else 0
+        self._pass(StepShape(0, 0, sum(row.length for row in chunk.rows), context, num_sampled, share))
+        self.done_ms += share * self._chunk_ms(chunk)
+        self._chunk = None if layer_end == self.num_layers else chunk
+        if layer_end == self.num_layers:
+            self.chunks.remove(chunk)
+            for row in chunk.rows:
+                row.ghost.chunk = None
+                row.ghost.run(row.length)
+
+    def _pass(self, shape: StepShape) -> None:
+        step_ms = self.planner.cost.predict(shape)
+        self.planner.note_planned(step_ms, shape.num_decode > 0)
+        self.elapsed_ms += step_ms
+
+
+def shape_of_rows(rows: list[tuple[Ghost, int]]) -> StepShape:
+    """Of a whole forward; a row of its own counts as decode, as in `Step.measure`."""
+    num_decode = decode_context = num_prefill = prefill_tokens = num_sampled = 0
+    for ghost, length in rows:
+        num_sampled += ghost.ends_with(length)
+        if length == 1:
+            num_decode += 1
+            decode_context += ghost.num_planned + 1
+        else:
+            num_prefill += length
+            prefill_tokens += prefill_context(ghost.num_planned, length)
+    return StepShape(num_decode, decode_context, num_prefill, prefill_tokens, num_sampled)
+
+
+def work_ms(cost: CostModel, start: int, num_rows: int) -> float:
+    """Of rows [start, start + num_rows) by themselves: what does not depend on how they are cut."""
+    c = cost.coefficients
+    return c.prefill_row * num_rows + c.prefill_token * prefill_context(start, num_rows)
