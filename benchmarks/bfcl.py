@@ -14,6 +14,7 @@ import asyncio
 import json
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from benchmarks.table import render
 from twinpath.bench import describe_machine
 
 MAX_TOKENS = 512
+#: Counters of the engine come with its heartbeat.
+HEARTBEAT_S = 2.0
 
 
 @dataclass
@@ -112,11 +115,22 @@ def server_url(args: argparse.Namespace) -> Iterator[str]:
         yield server.url
 
 
+def num_closed_out(url: str) -> int:
+    """Answers so far that the grammar had to complete since their tokens ran out."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    [count] = [line.split()[-1] for line in lines if line.startswith("twinpath:grammar_closed_out_total")]
+    return int(float(count))
+
+
 async def run(args: argparse.Namespace, url: str) -> dict[str, Any]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="EMPTY", timeout=600, max_retries=0) as client:
         results = {}
         for category in args.categories.split(","):
+            before = num_closed_out(url)
             results[category] = await run_category(client, load_cases(args.folder, category, args.cases), args.clients)
+            await asyncio.sleep(HEARTBEAT_S)
+            results[category]["closed_out"] = num_closed_out(url) - before
             print(category, results[category], flush=True)
         return results
 
@@ -133,7 +147,7 @@ def main() -> None:
     args = parser.parse_args()
     with server_url(args) as url:
         results = asyncio.run(run(args, url))
-    columns = ("cases", "valid_whole", "valid_streamed", "equal", "right", "elapsed_s")
+    columns = ("cases", "valid_whole", "valid_streamed", "equal", "right", "closed_out", "elapsed_s")
     print(render([["", *columns], *([name, *(str(row[c]) for c in columns)] for name, row in results.items())]))
     if args.out:
         args.out.write_text(json.dumps({"machine": describe_machine(), "results": results}, indent=1) + "\n")

@@ -3,6 +3,7 @@
 python -m benchmarks.grammar engines MODEL --suite DIR     # JSON-Schema-Test-Suite, tests/draft2020-12
 python -m benchmarks.grammar tokens MODEL
 python -m benchmarks.grammar compile MODEL
+python -m benchmarks.hostile_schemas MODEL             # schemas that mean harm, beside a stream
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from twinpath.types import Grammar, Request, SamplingParams, TokensEvent
 MAX_TOKENS = (256, 1024)
 #: The unconstrained answer is cut here; the other one ends by itself before.
 NUM_FREE_TOKENS = 64
-NUM_ROUNDS = 40
+NUM_ROUNDS = 14
+#: Half of the answers are drawn: then no token is known to be legal before its mask is made.
+TEMPERATURES = (0.0, 0.8)
 PROMPT = "Write a list of people with their names, ages and hobbies, as JSON."
 #: An answer to it goes on as long as it may.
 PEOPLE = {
@@ -51,6 +54,13 @@ PEOPLE = {
         "required": ["name", "age", "role", "hobbies"],
         "additionalProperties": False,
     },
+}
+#: One string: next to nothing in it is forced.
+STORY = {
+    "type": "object",
+    "properties": {"story": {"type": "string", "minLength": 400, "maxLength": 2000}},
+    "required": ["story"],
+    "additionalProperties": False,
 }
 
 
@@ -83,10 +93,9 @@ class Bench:
         self.prompt_ids = self.text.encode_chat([{"role": "user", "content": PROMPT}])
         self._num_requests = 0
 
-    def run(self, grammar: Grammar | None, max_tokens: int) -> tuple[list[float], list[float]]:
-        """Milliseconds of each decode step, plan to commit, and of its masks in there."""
+    def run(self, grammar: Grammar | None, sampling: SamplingParams) -> list[tuple[float, int]]:
+        """Of each decode step its milliseconds, plan to commit, and the tokens that it gave."""
         self._num_requests += 1
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         request = Request(
             request_id=str(self._num_requests), prompt_ids=self.prompt_ids, sampling=sampling, grammar=grammar
         )
@@ -99,49 +108,52 @@ class Bench:
             (constraint,) = outcome
             assert isinstance(constraint, GrammarConstraint), constraint
         self.scheduler.add(request, constraint)
-        steps, masks = [], []
+        steps = []
         while self.scheduler.num_running or self.scheduler.num_waiting:
             begin = time.perf_counter()
             plan = self.scheduler.plan()
             assert plan is not None
             self.engine.submit(plan)
-            submitted = time.perf_counter()
             self.scheduler.fill_masks()
-            filled = time.perf_counter()
             result = self.engine.poll()
             assert result is not None
-            self.scheduler.commit(result)
-            steps.append((time.perf_counter() - begin) * 1e3)
-            masks.append((filled - submitted) * 1e3)
-        return steps[1:], masks[1:]
+            events = self.scheduler.commit(result)
+            elapsed_ms = (time.perf_counter() - begin) * 1e3
+            steps.append((elapsed_ms, sum(len(e.token_ids) for e in events if isinstance(e, TokensEvent))))
+        return steps[1:]
 
 
 def measure_tokens(model: Path) -> dict[str, Any]:
-    """Rounds of both in turn; the median of each round's mean, and the ratio within rounds."""
+    """Rounds of both in turn, each with a seed of its own; the medians, of the ratio within rounds too."""
     bench = Bench(model)
-    grammar = schema_grammar(PEOPLE, strict=True, param="schema")
-    bench.run(None, NUM_FREE_TOKENS)
-    bench.run(grammar, max(MAX_TOKENS))
-    rounds = {max_tokens: [_round(bench, grammar, max_tokens) for _ in range(NUM_ROUNDS)] for max_tokens in MAX_TOKENS}
+    rounds: dict[str, list[dict[str, float]]] = {}
+    for (name, schema), temperature, max_tokens in itertools.product(
+        {"people": PEOPLE, "story": STORY}.items(), TEMPERATURES, MAX_TOKENS
+    ):
+        grammar = schema_grammar(schema, strict=True, param="schema")
+        rows = [_round(bench, grammar, max_tokens, temperature, seed) for seed in range(NUM_ROUNDS + 1)]
+        rounds[f"{name}, temperature {temperature}, {max_tokens} tokens"] = rows[1:]
     median = {
-        max_tokens: {key: round(statistics.median(row[key] for row in rows), 4) for key in rows[0]}
-        for max_tokens, rows in rounds.items()
+        case: {key: round(statistics.median(row[key] for row in rows), 3) for key in rows[0]}
+        for case, rows in rounds.items()
     }
     return {"rounds": rounds, "median": median, "engine": bench.engine.info.description}
 
 
-def _round(bench: Bench, grammar: Grammar, max_tokens: int) -> dict[str, float]:
-    (free, _), (held, masks) = bench.run(None, NUM_FREE_TOKENS), bench.run(grammar, max_tokens)
-    num_steps = min(len(free), len(held))  # At the same positions.
-    free, held, masks = free[:num_steps], held[:num_steps], masks[:num_steps]
+def _round(bench: Bench, grammar: Grammar, max_tokens: int, temperature: float, seed: int) -> dict[str, float]:
+    free = bench.run(None, SamplingParams(max_tokens=NUM_FREE_TOKENS, temperature=temperature, seed=seed))
+    held = bench.run(grammar, SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed))
+    while held and sum(num_tokens for _, num_tokens in held) > len(free):  # At the same positions.
+        held.pop()
+    num_tokens = sum(num for _, num in held)
+    free_ms = statistics.fmean(ms for ms, _ in free[:num_tokens])
+    held_ms = sum(ms for ms, _ in held) / num_tokens
     return {
-        "free_ms": statistics.fmean(free),
-        "held_ms": statistics.fmean(held),
-        "masks_ms": statistics.fmean(masks),
-        "num_steps": num_steps,
-        "ratio": statistics.fmean(held) / statistics.fmean(free),
-        "free_p50_ms": statistics.median(free),
-        "held_p50_ms": statistics.median(held),
+        "free_ms": free_ms,
+        "held_ms": held_ms,
+        "ratio": held_ms / free_ms,
+        "num_tokens": num_tokens,
+        "num_steps": len(held),
     }
 
 
