@@ -13,6 +13,10 @@ from twinpath.bench import describe, pss_mb
 
 #: About 970 tokens of text and 64 of answer: one request of 1K tokens.
 NUM_TOKENS = 64
+BOX = {
+    "type": "json_schema",
+    "json_schema": {"name": "box", "schema": {"type": "object", "properties": {"width": {"type": "integer"}}}},
+}
 
 
 def _loaded(pids: list[int], name: str) -> bool:
@@ -26,13 +30,16 @@ async def _memory(server: Server) -> dict[str, Any]:
     before = pss_mb(pids)
     stream = Streams(server)
     record = await stream.complete(PROMPT, NUM_TOKENS)
-    await stream.aclose()
     pids = server.pids()
+    after, parts = pss_mb(pids), [round(pss_mb([pid]), 1) for pid in pids]
+    await stream.talk([{"role": "user", "content": "A box as JSON."}], NUM_TOKENS, response_format=BOX)
+    await stream.aclose()
     return {
         "name": server.name,
         "pss_ready_mb": before,
-        "pss_mb": pss_mb(pids),
-        "pss_per_process_mb": [round(pss_mb([pid]), 1) for pid in pids],
+        "pss_mb": after,
+        "pss_per_process_mb": parts,
+        "pss_grammar_mb": pss_mb(pids),
         "torch_loaded": _loaded(pids, "torch"),
         "prompt_tokens": record.prompt_tokens,
     }
@@ -50,12 +57,11 @@ async def run(settings: Settings) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> list[Row]:
-    rows = [["memory", "PSS MB ready", "PSS MB after 1K tokens", "per process", "torch loaded"]]
+    rows = [["memory", "PSS MB ready", "after 1K tokens", "per process", "after a JSON answer", "torch loaded"]]
     for row in result["rows"]:
         parts = " + ".join(str(part) for part in row["pss_per_process_mb"])
-        rows.append(
-            [row["name"], f"{row['pss_ready_mb']:.0f}", f"{row['pss_mb']:.0f}", parts, str(row["torch_loaded"])]
-        )
+        sums = [f"{row[name]:.0f}" for name in ("pss_ready_mb", "pss_mb", "pss_grammar_mb")]
+        rows.append([row["name"], *sums[:2], parts, sums[2], str(row["torch_loaded"])])
     return rows
 
 

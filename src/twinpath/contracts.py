@@ -83,13 +83,22 @@ class Constraint(Protocol):
 class Constraints(Protocol):
     """Grammars -> constraints, where compiling may take a while."""
 
-    num_compiled: int
-    num_hits: int
-    num_failed: int
+    @property
+    def num_compiled(self) -> int: ...
+
+    @property
+    def num_hits(self) -> int: ...
+
+    @property
+    def num_failed(self) -> int: ...
 
     def prepare(self, request: Request, done: Callable[[Constraint | RequestError], None]) -> None:
         """Call `done` once, with what follows the request's grammar or why nothing can: at once, or from a thread of
         its own when the grammar has to be compiled first."""
+        ...
+
+    def warm_up(self) -> None:
+        """Nobody waits for a token now: what would hold others up later may be done, in a thread of its own."""
         ...
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import os
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from twinpath.ipc.settings import WorkerSettings, decode_settings
 from twinpath.scheduler import (
     EngineLoop,
     HeartbeatThread,
+    LateConstraints,
     describe_lanes,
     make_scheduler,
     resolve_step_tokens,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from twinpath.types import EngineInfo
 
 _PR_SET_PDEATHSIG = 1
+#: A thread that wants the interpreter has it this soon after it asked (the default is 5 ms, two steps long).
+_SWITCH_INTERVAL_S = 0.0005
 
 Report = Callable[[int, int, str], None]
 
@@ -73,10 +76,8 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     def report(done: int, total: int, what: str) -> None:
         channel.send(LoadProgress(done, total, what))
 
-    with ThreadPoolExecutor(1) as aside:
-        text = aside.submit(load_tokens, settings)  # Weights are read meanwhile.
-        engine, facts = build_engine(settings, report)
-        constraints = build_constraints(text.result(), engine.info)
+    engine, facts = build_engine(settings, report)
+    constraints = LateConstraints(lambda: build_constraints(settings, engine.info, report))
     scheduler = make_scheduler(settings.scheduler, engine.info, monotonic)
     limits = scheduler.limits
     channel.spin_s = settings.engine.spin_s or 0.0
@@ -107,6 +108,22 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     engine.close()
 
 
+def build_constraints(settings: WorkerSettings, info: EngineInfo, report: Report) -> GrammarCompiler:
+    """What compiles requests' grammars over the model's vocabulary. For a thread of its own, beside running steps."""
+    report(0, 1, "grammars")  # The libraries below hold the interpreter: for a second, when a vocabulary is large.
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    from twinpath.grammar import GrammarCompiler, Vocabulary
+
+    text = load_tokens(settings)
+    tokens = text.tokenizer
+    # With a dummy prefix, text in the middle of an answer is not encoded as it would be at its beginning.
+    encode = tokens.encode if tokens.rules.dummy_prefix == "none" else None
+    compiler = GrammarCompiler(Vocabulary(tokens, info.vocab_size, text.stop_token_ids, encode))
+    gc.freeze()  # The loop collects whenever it rests, and none of this is ever garbage.
+    report(1, 1, "grammars")
+    return compiler
+
+
 def load_tokens(settings: WorkerSettings) -> TextModel:
     """The model's tokens, for grammars; its template is not used here."""
     from twinpath.model.files import files_at
@@ -117,16 +134,6 @@ def load_tokens(settings: WorkerSettings) -> TextModel:
 
         return byte_model()
     return load_text(files_at(settings.engine.model_path))
-
-
-def build_constraints(text: TextModel, info: EngineInfo) -> GrammarCompiler:
-    """What compiles requests' grammars over the model's vocabulary."""
-    from twinpath.grammar import GrammarCompiler, Vocabulary
-
-    tokens = text.tokenizer
-    # With a dummy prefix, text in the middle of an answer is not encoded as it would be at its beginning.
-    encode = tokens.encode if tokens.rules.dummy_prefix == "none" else None
-    return GrammarCompiler(Vocabulary(tokens, info.vocab_size, text.stop_token_ids, encode))
 
 
 def watch_stalls(loop: EngineLoop, threshold_ms: float) -> Callable[[], Heartbeat]:

@@ -73,6 +73,8 @@ class _Life:
         self._clock = clock
         self.started_s = self.heard_s = self.progress_s = clock()
         self.ready = False
+        #: After Ready it may say that it loads something more.
+        self.loading = False
         self.busy = False
         self.progress = -1
         self.fatal: Fatal | None = None
@@ -90,6 +92,9 @@ class _Life:
             case Ready():
                 self.ready = True
                 self.progress_s = self.heard_s
+            case LoadProgress(done, total):
+                self.loading = done < total
+                self.progress_s = self.heard_s
             case Fatal():
                 self.fatal = message
         self._supervisor.take(self, message)
@@ -104,10 +109,11 @@ class _Life:
 
     def fault(self, limits: WatchdogLimits) -> str | None:
         now_s = self._clock()
-        silent_s = limits.silent_s if self.ready else limits.loading_silent_s
+        loading = self.loading or not self.ready
+        silent_s = limits.loading_silent_s if loading else limits.silent_s
         if now_s - self.heard_s > silent_s:
             return f"it was silent for {now_s - self.heard_s:.1f} s"
-        if self.ready and self.busy and now_s - self.progress_s > limits.stuck_s:
+        if not loading and self.busy and now_s - self.progress_s > limits.stuck_s:
             return f"it made no progress for {now_s - self.progress_s:.1f} s"
         return None
 

@@ -10,6 +10,7 @@ from twinpath.scheduler.assembly import make_scheduler
 from twinpath.scheduler.cost import Coefficients, CostModel, StepShape, shape_of
 from twinpath.scheduler.heartbeat import HeartbeatThread
 from twinpath.scheduler.lanes import LaneSettings
+from twinpath.scheduler.late_constraints import LateConstraints
 from twinpath.scheduler.limits import describe_lanes, first_cost_model, resolve_limits, resolve_step_tokens
 from twinpath.scheduler.loop import EngineLoop
 from twinpath.scheduler.memory import Memory, MemorySettings
@@ -23,6 +24,7 @@ __all__ = [
     "EngineLoop",
     "HeartbeatThread",
     "LaneSettings",
+    "LateConstraints",
     "Memory",
     "MemorySettings",
     "Policy",

@@ -44,6 +44,11 @@ class GrammarQueue:
         self._constraints.prepare(request, done)
         return self.ready()
 
+    def warm_up(self) -> None:
+        """Nobody waits for a token."""
+        if self._constraints is not None:
+            self._constraints.warm_up()
+
     @property
     def has_ready(self) -> bool:
         """A wait that was woken need not be over: this says whether it was for a grammar."""

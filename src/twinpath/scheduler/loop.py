@@ -184,6 +184,7 @@ class EngineLoop:
             return
         if message is None and self._owns_process:
             gc.collect()
+            self._grammars.warm_up()
             message = self._wait_for_message()
         if message is not None:
             self._handle(message)
