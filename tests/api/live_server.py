@@ -105,9 +105,13 @@ class LiveServer:
         self.replica = Replica(launcher, max_waiting=scheduler.max_waiting)
         await self.replica.start()
         app = build_app(self.config, text, self.replica, stall_s=self.setup.stall_s)
-        self.server = StoppableServer(app, self.config.http, on_ready=self._ready.set, drain=self.replica.drain)
+        self.server = StoppableServer(app, self.config.http, drain=self.replica.drain)
         try:
-            await self.server.serve([self._listener])
+            serving = asyncio.create_task(self.server.serve([self._listener]))
+            while not (self.server.started or serving.done()):
+                await asyncio.sleep(0.001)
+            self._ready.set()
+            await serving
         finally:
             await self.replica.stop()
 

@@ -100,6 +100,20 @@ def test_control_c_stops_the_answer_and_control_d_leaves(script: str) -> None:
         assert "Traceback" not in terminal.output
 
 
+def test_a_chat_that_is_killed_takes_its_server_along(script: str) -> None:
+    terminal = Terminal(script)
+    try:
+        terminal.read_until("> ")
+        family = psutil.Process(terminal.process.pid).children(recursive=True)
+        assert len(family) == 2  # The gateway's process and the engine's.
+        terminal.press(b"slowly\n")
+        terminal.read_until("xxx")
+        terminal.process.kill()
+        assert not psutil.wait_procs(family, timeout=TIMEOUT_S)[1]
+    finally:
+        terminal.close()
+
+
 def test_chat_starts_and_ends_its_own_server(script: str) -> None:
     terminal = Terminal(script)
     try:

@@ -109,7 +109,6 @@ class StoppableServer(uvicorn.Server):
         app: ASGIApp,
         config: HttpConfig,
         *,
-        on_ready: Callable[[], None] | None = None,
         drain: Drain | None = None,
         tick: Tick | None = None,
         beside: Beside | None = None,
@@ -119,7 +118,6 @@ class StoppableServer(uvicorn.Server):
         self._beside = beside
         self._tick = tick
         self._http = config
-        self._on_ready = on_ready
         self._drain = drain
         self._hurry = asyncio.Event()
 
@@ -134,11 +132,6 @@ class StoppableServer(uvicorn.Server):
         if self._tick is not None:
             self._tick(idle=not self.server_state.tasks)
         return await super().on_tick(counter)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self._on_ready is not None:
-            self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:

@@ -62,6 +62,10 @@ TensorParallel = Annotated[
 ]
 
 
+#: For `twinpath chat`, whose server must not outlive it.
+UntilEof = Annotated[bool, typer.Option("--until-eof", hidden=True, help="Stop when standard input ends.")]
+
+
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command that takes `**values` one typed option per entry of `SETTINGS`."""
     signature = inspect.signature(command, eval_str=True)
@@ -80,12 +84,15 @@ def serve(
     model_flag: ModelFlag = None,
     config: ConfigFile = None,
     tensor_parallel_size: TensorParallel = 1,
+    until_eof: UntilEof = False,
     **values: Any,
 ) -> None:
     """Serve a model with an OpenAI-compatible API. Every setting is also TWINPATH_<NAME> and a key of --config."""
     from twinpath.cli.resolve import choose_model, resolve
-    from twinpath.cli.serve import run_server
+    from twinpath.cli.serve import run_server, stop_at_eof
 
+    if until_eof:
+        stop_at_eof()
     origins = {name: ORIGINS.get(source.name, "") for name in values if (source := context.get_parameter_source(name))}
     chosen = choose_model(model, model_flag, DEFAULT_MODEL)
     if tensor_parallel_size != 1:

@@ -124,8 +124,9 @@ def own_server(model: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "twinpath", "serve", model, "--port", str(port), "--log-level", "warning"]
-    # Its own session: Ctrl-C in this terminal stops an answer, not the server.
-    server = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+    # Its own session: Ctrl-C in this terminal stops an answer, not the server. The pipe ends with us, even by SIGKILL.
+    server = subprocess.Popen([*command, "--until-eof"], start_new_session=True, stdin=subprocess.PIPE)
+    assert server.stdin is not None
     url = f"http://127.0.0.1:{port}"
     try:
         client = ChatClient(url)
@@ -140,6 +141,7 @@ def own_server(model: str) -> Iterator[str]:
         yield url
     finally:
         server.terminate()
+        server.stdin.close()
         try:
             server.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

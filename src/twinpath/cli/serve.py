@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -77,6 +80,17 @@ def run_server(config: ServeConfig, origins: Mapping[str, str]) -> int:
         config = with_model(config, files.path, files.default_sampling)
         uvloop.run(serve(config, files, listener, view))
     return 0
+
+
+def stop_at_eof() -> None:
+    """From now on the end of standard input stops this process: whoever holds the other end has gone."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
 def fetch(config: ServeConfig, console: Console) -> ModelFiles:

@@ -28,10 +28,6 @@ class Weibull:
     shape: float
     scale_s: float
 
-    def survival(self, wait_s: float) -> float:
-        """P(wait > wait_s)."""
-        return math.exp(-self._hazard(wait_s))
-
     def miss_probability(self, waited_s: float, target_s: float) -> float:
         """P(wait > target_s | wait > waited_s): that a request which has waited so long already will miss."""
         if waited_s >= target_s:
