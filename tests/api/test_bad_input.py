@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from api.live_server import LiveServer
+from api.streams import stream
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hi"}]
@@ -72,14 +73,16 @@ def test_form_bodies_are_refused_by_their_type(server: LiveServer) -> None:
 def test_b1_10_empty_messages(server: LiveServer) -> None:
     bodies: list[dict[str, Any]] = [{"messages": []}, {}, {"messages": None}]
     for body in bodies:
-        assert refusal(server.post(CHAT, body))["param"] == "messages"
+        for streamed in (False, True):
+            assert refusal(server.post(CHAT, {**body, "stream": streamed}))["param"] == "messages"
 
 
-def test_b1_14_logit_bias_outside_the_vocabulary_hurts_nobody_else(server: LiveServer) -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+def test_b1_14_logit_bias_outside_the_vocabulary_hurts_nobody_else(server: LiveServer, streamed: bool) -> None:
     with ThreadPoolExecutor(18) as threads:
         good = [threads.submit(chat, server, max_tokens=20) for _ in range(16)]
-        outside = threads.submit(chat, server, logit_bias={"1512": 5})
-        no_number = threads.submit(chat, server, logit_bias={"abc": 5})
+        outside = threads.submit(chat, server, logit_bias={"1512": 5}, stream=streamed)
+        no_number = threads.submit(chat, server, logit_bias={"abc": 5}, stream=streamed)
     error = refusal(outside.result())
     assert error["param"] == "logit_bias" and "1512" in error["message"]
     assert refusal(no_number.result())["param"] == "logit_bias"
@@ -89,9 +92,10 @@ def test_b1_14_logit_bias_outside_the_vocabulary_hurts_nobody_else(server: LiveS
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "-1", "1e999", '"0.7"', "true", "[]", "2.1"])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_b1_15_temperatures_that_are_none(server: LiveServer, path: str, value: str) -> None:
+@pytest.mark.parametrize("streamed", ["false", "true"])
+def test_b1_15_temperatures_that_are_none(server: LiveServer, path: str, value: str, streamed: str) -> None:
     prompt = '"messages": [{"role": "user", "content": "hi"}]' if path == CHAT else '"prompt": "hi"'
-    error = refusal(server.post(path, f'{{{prompt}, "temperature": {value}}}'.encode()))
+    error = refusal(server.post(path, f'{{{prompt}, "temperature": {value}, "stream": {streamed}}}'.encode()))
     assert error["param"] in ("temperature", None)
 
 
@@ -254,6 +258,10 @@ def test_b1_13_null_fields_on_completions(server: LiveServer) -> None:
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"] == plain["choices"]
         assert answer.json()["usage"]["completion_tokens"] == 16
+        nulls: dict[str, Any] = {**dict.fromkeys(names), "stream": True}
+        streamed = stream(server, COMPLETIONS, {"prompt": "hi", **nulls})
+        assert "".join(choice["text"] for choice in streamed.choices()) == plain["choices"][0]["text"]
+        assert streamed.finish_reasons == ["length"] and streamed.usage is None
 
 
 def test_unknown_models_are_404(server: LiveServer) -> None:

@@ -93,9 +93,9 @@ def test_b1_03_spaces_and_newlines_survive_streaming(server: LiveServer) -> None
 def test_b1_12_large_cap_is_clamped_to_the_window() -> None:
     shape = ScriptedShape(max_model_len=400, max_step_tokens=400)
     with live_server(Setup(shape=shape, default=script(b"y" * 1000, 8))) as server:
-        answer = server.chat("p" * 300, max_tokens=32000).json()
-        assert answer["choices"][0]["finish_reason"] == "length"
-        usage = answer["usage"]
+        streamed, whole = both(server, "p" * 300, max_tokens=32000)
+        assert streamed.finish_reasons == ["length"]
+        usage = whole["usage"]
         assert usage["prompt_tokens"] + usage["completion_tokens"] == 400
 
 

@@ -145,8 +145,6 @@ def test_b1_17_prompt_scores_of_four_long_prompts_at_once() -> None:
     shape = ScriptedShape(max_model_len=9000, num_pages=2400)
     with live_server(Setup(shape=shape)) as server:
         prompts = [f"{index}" + "p" * 7999 for index in range(4)]
-        answer = server.complete(prompts, echo=True, logprobs=5, max_tokens=1)
-        assert answer.status_code == 200
-        for choice in answer.json()["choices"]:
+        for choice in both(server, prompts, echo=True, logprobs=5, max_tokens=1)["choices"]:
             assert len(choice["logprobs"]["tokens"]) == 8001
             assert choice["logprobs"]["text_offset"][-1] == 8000

@@ -15,7 +15,7 @@ import pytest
 
 from api.live_server import LiveServer, Setup, live_server
 from api.streams import parse
-from twinpath.config import SchedulerConfig
+from twinpath.config import HttpConfig, SchedulerConfig
 from twinpath.engine.scripted import Script, ScriptedShape
 
 KEY = "sk-test"
@@ -157,6 +157,7 @@ def test_a_reader_that_stalls_is_cancelled_and_its_connection_dropped() -> None:
 
 
 def test_keep_alive_comments_fill_a_long_prefill() -> None:
+    assert HttpConfig().sse_keepalive_s <= 15, "proxies and clients cut what is silent for longer"
     shape = ScriptedShape(prefill_us_per_token=4000, layers=50)
     with live_server(setup(shape=shape, http={"api_keys": (KEY,), "sse_keepalive_s": 0.2})) as server:
         body = {"messages": [{"role": "user", "content": "p" * 300}], "stream": True, "max_tokens": 4}

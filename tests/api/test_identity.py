@@ -10,6 +10,7 @@ import pytest
 from msgspec import Raw
 
 from api.live_server import LiveServer, Setup, live_server
+from api.streams import both, parse
 from api.test_bad_input import CHAT, HELLO, refusal
 from twinpath.api.identity import Caller, KeyRing
 from twinpath.api.schemas import SamplingFields
@@ -113,15 +114,19 @@ def test_other_request_ids_are_replaced(server: LiveServer, offered: Any) -> Non
 
 
 def test_b1_23_the_same_request_id_twice_at_once(server: LiveServer) -> None:
-    def ask(_: int) -> Any:
-        body = {"messages": HELLO, "request_id": "same"}
+    def ask(number: int) -> Any:
+        body = {"messages": HELLO, "request_id": "same", "stream": number % 2 == 1}
         return server.post(CHAT, body, headers={"x-request-id": "same"})
 
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(ask, range(8)))
     assert {answer.status_code for answer in answers} == {200}
     assert {answer.headers["x-request-id"] for answer in answers} == {"same"}
-    ids = {answer.json()["id"] for answer in answers}
+    streams = [parse(answer.text) for answer in answers[1::2]]
+    whole = [answer.json() for answer in answers[::2]]
+    assert {streamed.text for streamed in streams} == {"Paris is the capital."}
+    assert {answer["choices"][0]["message"]["content"] for answer in whole} == {"Paris is the capital."}
+    ids = {answer["id"] for answer in whole} | {streamed.chunks[0]["id"] for streamed in streams}
     assert len(ids) == 8 and not any("same" in answer_id for answer_id in ids)
 
 
@@ -147,6 +152,8 @@ def test_keys_never_share_cached_prefixes(keyed: LiveServer) -> None:
 def test_b1_21_equal_prompts_give_equal_answers_from_the_cache(server: LiveServer) -> None:
     prompt = "one prompt of about fifteen hundred tokens " * 35
     answers = [server.chat(prompt, temperature=0).json() for _ in range(4)]
+    streamed, _ = both(server, prompt, temperature=0)
+    assert streamed.text == answers[0]["choices"][0]["message"]["content"]
     assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 1
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert cached[0] == 0

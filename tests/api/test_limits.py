@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from api.live_server import LiveServer, Setup, live_server
+from api.streams import both
 from api.test_bad_input import CHAT, COMPLETIONS, refusal
-from twinpath.engine.scripted import ScriptedShape
+from twinpath.engine.scripted import Script, ScriptedShape
 
 
 @pytest.fixture
@@ -61,11 +63,16 @@ def test_text_that_can_never_fit_is_refused_before_it_is_encoded(streamed: bool)
 
 def test_prompts_above_the_kv_pool_are_refused_at_once() -> None:
     shape = ScriptedShape(max_model_len=4096, num_pages=20, page_size=16)
-    with live_server(Setup(shape=shape)) as server:
-        error = overflow(server, CHAT, 1000)
-        assert error["code"] == "context_length_exceeded"
-        assert "maximum context length is 320 tokens" in error["message"]
+    long = Script(match="[long]", text="x" * 150, step_ms=4.0)
+    with live_server(Setup(shape=shape, scripts=(long,))) as server, ThreadPoolExecutor(1) as threads:
+        running = threads.submit(both, server, "[long]")
+        server.wait_until(lambda: server.replica.num_running == 1, "another one runs")
+        for streamed in (False, True):
+            error = overflow(server, CHAT, 1000, stream=streamed)
+            assert error["code"] == "context_length_exceeded"
+            assert "maximum context length is 320 tokens" in error["message"]
         assert server.chat("fits").status_code == 200
+        assert running.result()[0].text == "x" * 150
 
 
 def test_bodies_above_the_limit_are_413_before_they_are_read(small: LiveServer) -> None:
