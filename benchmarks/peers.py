@@ -42,12 +42,15 @@ class Peers:
 
 
 def find_peers(folder: Path) -> Peers | None:
+    """None: not there, or its installation broke off."""
     python = folder / "bin" / "python"
-    return Peers(python) if python.exists() else None
+    if not python.exists() or subprocess.run([python, "-c", VERSIONS_CODE], capture_output=True).returncode:
+        return None
+    return Peers(python)
 
 
 def install_peers(folder: Path, isa: str) -> Peers:
-    """Create `folder` and install llama-cpp-python (compiled, a few minutes) and OpenVINO GenAI into it."""
+    """Create `folder`, or complete it, with llama-cpp-python (compiled, a few minutes) and OpenVINO GenAI."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

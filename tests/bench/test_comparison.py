@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import steps
+from benchmarks.peers import find_peers
 from benchmarks.servers import Server, ServerError, free_port
 from benchmarks.table import render
 from benchmarks.worker import Worker, WorkerError
@@ -99,3 +100,13 @@ def test_agreement_counts_leading_tokens(theirs: list[int], same: int) -> None:
 
 def test_table_pads_short_rows() -> None:
     assert render([["a", "b"], ["long"]]) == "| a    | b |\n|------|---|\n| long |   |"
+
+
+@pytest.mark.parametrize(("answer", "found"), [("echo '{}'", True), ("exit 1", False), (None, False)])
+def test_peers_whose_installation_broke_off_are_none(tmp_path: Path, answer: str | None, found: bool) -> None:
+    if answer is not None:
+        python = tmp_path / "bin" / "python"
+        python.parent.mkdir()
+        python.write_text(f"#!/bin/sh\n{answer}\n")
+        python.chmod(0o755)
+    assert (find_peers(tmp_path) is not None) is found
