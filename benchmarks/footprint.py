@@ -13,10 +13,6 @@ from twinpath.bench import describe, pss_mb
 
 #: About 970 tokens of text and 64 of answer: one request of 1K tokens.
 NUM_TOKENS = 64
-BOX = {
-    "type": "json_schema",
-    "json_schema": {"name": "box", "schema": {"type": "object", "properties": {"width": {"type": "integer"}}}},
-}
 
 
 def _loaded(pids: list[int], name: str) -> bool:
@@ -32,7 +28,9 @@ async def _memory(server: Server) -> dict[str, Any]:
     record = await stream.complete(PROMPT, NUM_TOKENS)
     pids = server.pids()
     after, parts = pss_mb(pids), [round(pss_mb([pid]), 1) for pid in pids]
-    await stream.talk([{"role": "user", "content": "A box as JSON."}], NUM_TOKENS, response_format=BOX)
+    await stream.talk(
+        [{"role": "user", "content": "A box as JSON."}], NUM_TOKENS, response_format={"type": "json_object"}
+    )
     await stream.aclose()
     return {
         "name": server.name,
