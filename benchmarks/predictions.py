@@ -42,6 +42,12 @@ class Pair(msgspec.Struct, frozen=True):
     seen: float
 
 
+class _Pairs(msgspec.Struct):
+    """What of a result file is read again."""
+
+    pairs: list[Pair]
+
+
 async def measure(load: Load, seconds: float) -> list[Pair]:
     """The mixed load for so long; what began is finished."""
     done = asyncio.Event()
@@ -90,7 +96,7 @@ def group_summary(pairs: list[Pair]) -> dict[str, Any]:
 
 async def run(model: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     ids = prompt_ids(model)
-    pairs: list[Pair] = []
+    pairs = [pair for path in args.pool for pair in msgspec.json.decode(path.read_bytes(), type=_Pairs).pairs]
     for index in range(args.rounds):
         flags = ("--lanes", "on", "--policy", "twinpath", "--itl-budget", args.itl_budget)
         with twinpath_server(model, folder, *flags, name=f"round-{index}") as server:
@@ -117,6 +123,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0, help="of a round")
     parser.add_argument("--long-tokens", type=int, default=6000)
     parser.add_argument("--itl-budget", default="2.0")
+    parser.add_argument("--pool", type=Path, nargs="*", default=[], help="count the pairs of these results too")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -63,6 +63,15 @@ def test_weight_shortens_the_handicap() -> None:
     assert served("twinpath", heavy, brief, now_s=10.5) == [0, 1]
 
 
+def test_who_is_half_done_is_not_overtaken_by_a_newcomer_as_long_as_its_other_half() -> None:
+    policy = make_policy("twinpath")
+    begun = sequence(0, 64, arrival_s=10.0, ttft_target_ms=1000, prefill_ms=60)
+    newcomer = sequence(1, 32, arrival_s=10.1, ttft_target_ms=1000, prefill_ms=30)
+    assert policy.key(newcomer, 10.1) < policy.key(begun, 10.1)
+    begun.num_planned = 32
+    assert policy.key(begun, 10.1) < policy.key(newcomer, 10.1)
+
+
 def test_observing_relegates_nobody() -> None:
     lost = sequence(0, arrival_s=10.0, ttft_target_ms=400, prefill_ms=300)
     fine = sequence(1, arrival_s=10.0, ttft_target_ms=5000, prefill_ms=100)

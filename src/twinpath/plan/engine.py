@@ -12,6 +12,8 @@ from twinpath.plan.arrivals import Arrival
 from twinpath.scheduler.cost import CostModel, StepShape, shape_of
 from twinpath.types import EngineInfo, Int32s, StepPlan, StepResult
 
+#: Steps whose times are worked out at once, at first.
+_LEAST_AHEAD = 4
 #: Ends every answer. Above all block and filler ids.
 END_ID = (1 << 31) - 1
 
@@ -125,19 +127,20 @@ class SimulatedEngine:
         times, until_s, count = self._times, self.until_s, 0
         while True:
             if count == len(times):
-                self._add_time(shape)
+                self._add_times(shape, min(most, max(2 * count, _LEAST_AHEAD)))
             time_s += times[count] / 1e3
             count += 1
             if count >= most or time_s >= until_s:
                 return count, time_s
 
-    def _add_time(self, shape: StepShape) -> None:
-        """Of one more step ahead; each decode row then attends to one more token."""
-        count = len(self._times)
-        if count == len(self._noises):
-            self._noises.append(self._noise())
-        time_ms = self._cost.predict_later(shape, count) if count else self._cost.predict(shape)
-        self._times.append(time_ms * self._noises[count])
+    def _add_times(self, shape: StepShape, num_steps: int) -> None:
+        """As many steps ahead; each decode row then attends to one more token."""
+        times, noises, noise = self._times, self._noises, self._noise
+        noises += [noise() for _ in range(num_steps - len(noises))]
+        if not times:
+            times.append(self._cost.predict(shape) * noises[0])
+        later = self._cost.predict_later
+        times += [later(shape, count) * noises[count] for count in range(len(times), num_steps)]
 
     def _steps_left(self, plan: StepPlan) -> int:
         """Until the first answer of a decode plan ends; 1 for any other plan."""
@@ -150,22 +153,30 @@ class SimulatedEngine:
         self._next = None
         if plan.layer_end < self.info.num_layers or not plan.sample.all():
             return
-        positions = plan.starts + plan.lengths + (repeats - 1)
+        positions = plan.starts + plan.lengths
+        positions += repeats - 1
         steps_left = self._last[plan.slots] - positions
         lives = steps_left > 0
-        num_live = int(lives.sum())
+        if not lives.all():
+            positions, steps_left = positions[lives], steps_left[lives]
+        num_live = len(positions)
         if num_live:
-            context = int(positions[lives].sum()) + num_live
-            self._next = StepShape(num_live, context, num_sampled=num_live), int(steps_left[lives].min())
+            context = int(positions.sum()) + num_live
+            self._next = StepShape(num_live, context, num_sampled=num_live), int(steps_left.min())
 
     def _sample(self, plan: StepPlan, repeats: int) -> tuple[Int32s, Int32s]:
         if plan.layer_end < self.info.num_layers:
             return np.zeros(len(plan.slots), np.int32), np.zeros(0, np.int32)
-        slots, positions = plan.slots[plan.sample], (plan.starts + plan.lengths)[plan.sample]
-        tokens = np.empty((len(slots), repeats), np.int32)
-        tokens[:] = self._filler[slots, None]
-        for row in np.flatnonzero(positions < self._covered[slots]).tolist():
-            position = int(positions[row])
-            tokens[row] = self._bound[slots[row]].stream.tokens(position, position + repeats)
+        counts, slots, positions = plan.sample.astype(np.int32), plan.slots, plan.starts + plan.lengths
+        if not plan.sample.all():
+            slots, positions = slots[plan.sample], positions[plan.sample]
+        tokens = np.repeat(self._filler[slots], repeats).reshape(len(slots), repeats)
+        covered = positions < self._covered[slots]
+        if covered.any():
+            for row in np.flatnonzero(covered).tolist():
+                position = int(positions[row])
+                tokens[row] = self._bound[slots[row]].stream.tokens(position, position + repeats)
         tokens[positions + repeats > self._last[slots], -1] = END_ID
-        return plan.sample.astype(np.int32) * np.int32(repeats), tokens.reshape(-1)
+        if repeats > 1:
+            counts *= repeats
+        return counts, tokens.reshape(-1)

@@ -106,7 +106,8 @@ class CostModel:
 
     def predict(self, shape: StepShape) -> float:
         """Milliseconds, about the median."""
-        return self._base(shape) * self._corrections.get(_bucket(shape), 1.0)
+        base_ms = self._base(shape)
+        return base_ms * self._corrections.get(_bucket(shape), 1.0) if self._corrections else base_ms
 
     def predict_later(self, shape: StepShape, num_steps: int) -> float:
         """Of a decode step so many steps later, when each row attends to as many more tokens: `predict` of that shape,
@@ -186,15 +187,17 @@ class CostModel:
 
     def _base(self, shape: StepShape) -> float:
         c = self.coefficients
-        layers = (
-            c.forward
-            + c.decode_row * shape.num_decode
-            + c.decode_token * shape.decode_context
-            + c.prefill_row * shape.num_prefill
-            + (c.early_row - c.prefill_row) * min(shape.num_prefill, c.knee_rows)
-            + c.prefill_token * shape.prefill_context
-        )
-        return max(c.plan + shape.layer_share * layers + c.sampled_row * shape.num_sampled, 1e-6)
+        num_prefill, knee_rows = shape.num_prefill, c.knee_rows
+        layers = c.forward + c.decode_row * shape.num_decode + c.decode_token * shape.decode_context
+        if num_prefill:
+            num_early = num_prefill if num_prefill < knee_rows else knee_rows
+            layers += (
+                c.prefill_row * num_prefill
+                + (c.early_row - c.prefill_row) * num_early
+                + c.prefill_token * shape.prefill_context
+            )
+        base_ms = c.plan + shape.layer_share * layers + c.sampled_row * shape.num_sampled
+        return base_ms if base_ms > 1e-6 else 1e-6
 
 
 def _features(shape: StepShape, knee_rows: int) -> tuple[float, ...]:
@@ -214,8 +217,9 @@ def _features(shape: StepShape, knee_rows: int) -> tuple[float, ...]:
 
 
 def _bucket(shape: StepShape) -> int:
-    """Steps whose errors go together: by powers of four of prefill rows and of decode rows, whole or sliced."""
-    prefill, decode = (shape.num_prefill.bit_length() + 1) // 2, (shape.num_decode.bit_length() + 1) // 2
+    """Steps whose errors go together: by powers of four of prefill rows and of two of decode rows (what prefill between
+    them does to their caches differs with their number), whole or sliced."""
+    prefill, decode = (shape.num_prefill.bit_length() + 1) // 2, shape.num_decode.bit_length()
     return (prefill << 8) | (decode << 1) | (shape.layer_share < 1.0)
 
 

@@ -82,8 +82,9 @@ class Twinpath(FirstComeFirstServed):
     """Deadlines, with a handicap for long prefills, among those that can still be met; who cannot goes behind them,
     until an age that no one may pass.
 
-    Three bands: over-age by arrival; can be met, by deadline plus LENGTH_HANDICAP times its own prefill; cannot be met
-    any more, by arrival. While all can be met the handicap changes little; under overload it serves first those that
+    Three bands: over-age by arrival; can be met, by deadline plus LENGTH_HANDICAP times what is left of its own
+    prefill (so that who is half done is not overtaken by a newcomer as long as its other half); cannot be met any
+    more, by arrival. While all can be met the handicap changes little; under overload it serves first those that
     cost the others least, so that fewer miss. Nobody late makes another late, and nobody waits longer than MAX_AGE
     targets plus the work of the over-age before it.
     """
@@ -91,7 +92,7 @@ class Twinpath(FirstComeFirstServed):
     dynamic = True
 
     def key(self, sequence: Sequence, now_s: float) -> float:
-        prefill_s, due_s = sequence.prefill_ms / 1e3, deadline_s(sequence)
+        prefill_s, due_s = prefill_left_s(sequence), deadline_s(sequence)
         if now_s <= due_s - prefill_s or not self.relegate:
             return due_s + LENGTH_HANDICAP * prefill_s / sequence.weight
         if over_age(sequence, now_s):
@@ -132,6 +133,12 @@ def target_s(sequence: Sequence) -> float:
 
 def deadline_s(sequence: Sequence) -> float:
     return sequence.arrival_s + target_s(sequence)
+
+
+def prefill_left_s(sequence: Sequence) -> float:
+    """Its prefill alone on the engine, the rows that are planned left out."""
+    share = (sequence.num_prompt - sequence.num_planned) / sequence.num_uncached
+    return min(max(share, 0.0), 1.0) * sequence.prefill_ms / 1e3
 
 
 def over_age(sequence: Sequence, now_s: float) -> bool:

@@ -86,17 +86,19 @@ def build_plan(step: Step, inits: tuple[SlotInit, ...], block_tables: Int32s) ->
 
 
 def _gather_tokens(rows: list[Row]) -> Int32s:
-    if all(row.length == 1 for row in rows):
-        return np.array([_token(row.sequence, row.start) for row in rows], np.int32)
-    return np.concatenate(
-        [
-            row.sequence.tokens[row.start : row.start + row.length]
-            if row.length > 1
-            else np.array([_token(row.sequence, row.start)], np.int32)
-            for row in rows
-        ],
-        dtype=np.int32,
-    )
+    pieces: list[Int32s] = []
+    single: list[int] = []
+    for row in rows:
+        if row.length == 1:
+            single.append(_token(row.sequence, row.start))
+            continue
+        if single:
+            pieces.append(np.array(single, np.int32))
+            single = []
+        pieces.append(row.sequence.tokens[row.start : row.start + row.length])
+    if single:
+        pieces.append(np.array(single, np.int32))
+    return np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
 
 
 def _token(sequence: Sequence, position: int) -> int:
