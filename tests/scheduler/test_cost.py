@@ -69,6 +69,14 @@ def test_corrections_follow_a_slower_machine_and_leave_other_kinds_of_step_alone
     assert model.predict(prefill) == pytest.approx(by_hand(prefill))
 
 
+def test_a_step_in_ten_that_is_twice_as_long_hardly_moves_a_prediction() -> None:
+    model, shape = CostModel(LAW), StepShape(2, 400, num_sampled=2)
+    for step in range(200):
+        model.observe(shape, by_hand(shape) * (2 if step % 10 == 9 else 1))
+    # Each counts as 1.2, and a tenth of that; nine good ones leave 0.9**9 of it.
+    assert model.predict(shape) == pytest.approx((1 + 0.02 / (1 - 0.9**9)) * by_hand(shape), rel=1e-3)
+
+
 def test_an_outlier_moves_the_tail_and_not_the_prediction_but_a_run_of_them_does() -> None:
     model, shape = CostModel(LAW), StepShape(1, 100, num_sampled=1)
     for step in range(200):

@@ -30,12 +30,10 @@ def outcome(forecast: Forecast, order: int, num_prompt: int, factor: float, lane
     return predicted_ms
 
 
-def test_one_outcome_is_chance_and_three_are_believed_until_others_outnumber_them() -> None:
+def test_one_outcome_is_half_believed_and_two_are_until_others_outnumber_them() -> None:
     forecast = make_forecast()
-    assert [outcome(forecast, n, 64, 1.5) for n in range(2)] == pytest.approx([100.0, 100.0])
-    assert 100.0 < outcome(forecast, 2, 64, 1.5) < 150.0
-    assert outcome(forecast, 3, 64, 1.5) == pytest.approx(150.0)
-    promised = [outcome(forecast, 4 + n, 64, 1.0) for n in range(40)]
+    assert [outcome(forecast, n, 64, 1.5) for n in range(3)] == pytest.approx([100.0, 100.0 * 1.5**0.5, 150.0])
+    promised = [outcome(forecast, 3 + n, 64, 1.0) for n in range(40)]
     assert promised[0] == pytest.approx(150.0) and promised[-1] == pytest.approx(100.0)
 
 

@@ -13,7 +13,7 @@ from twinpath.scheduler.sequence import Lane, Sequence
 
 #: Outcomes that a bias is the median of: one overtaken by others, or lucky, does not move it.
 _NUM_OF_BIAS = 25
-_ALL_WELL = (0.0, 0.0)
+_ALL_WELL = 0.0
 #: Outcomes kept for whoever asks how good the promises are.
 _NUM_KEPT = 1024
 #: How long arrivals of the FAST lane are remembered, about; and for how long none is assumed before the first.
@@ -39,7 +39,7 @@ _MOST_COMPANY = 4
 
 
 class _Bias:
-    """The median of the last logarithms, and of a few that say that all is well."""
+    """The median of the last logarithms, and of one that says that all is well."""
 
     __slots__ = ("_last", "value")
 
@@ -49,7 +49,7 @@ class _Bias:
 
     def follow(self, ratio: float) -> None:
         self._last.append(ratio)
-        self.value = median([*self._last, *_ALL_WELL])
+        self.value = median([*self._last, _ALL_WELL])
 
 
 class _Load:
