@@ -2,63 +2,96 @@
 
 from __future__ import annotations
 
-import statistics
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.requests import Streams, fresh_ids, ms_per_token
 from benchmarks.servers import twinpath_server
 from benchmarks.settings import Settings, prompt_ids
 from benchmarks.table import Row
-from twinpath.bench import describe
+from benchmarks.worker import Worker
+from twinpath.bench import RequestRecord, describe, median_interval
 
-NUM_PROMPT, NUM_TOKENS = 128, 64
-PAIRS_PER_ROUND = 3
+#: Short prompts: what HTTP costs does not depend on the length, and what a prefill costs varies by its hundredth part.
+NUM_PROMPT, NUM_TOKENS = 32, 64
+#: Processes of the same code differ by a few percent, by where their memory happens to lie: each launch is a sample.
+LAUNCHES_PER_ROUND, FIRST_TOKEN_PAIRS, TOKEN_PAIRS, NUM_FIRST_TOKENS = 2, 40, 4, 2
 
 
 async def run(settings: Settings) -> dict[str, Any]:
-    """Per thread count, `rounds` x `PAIRS_PER_ROUND` pairs; differences are HTTP minus in-process, in milliseconds."""
+    """Per thread count, HTTP minus in-process over several launches of both, in milliseconds."""
     ids = prompt_ids(settings.model)
     return {"rows": [await _measure(settings, threads, ids) for threads in settings.threads]}
 
 
 async def _measure(settings: Settings, threads: int, ids: list[int]) -> dict[str, Any]:
-    ttft, gap, mean, same = [], [], [], True
+    """Medians over launches of each launch's median pair."""
+    launches = [await _launch(settings, threads, ids) for _ in range(settings.rounds * LAUNCHES_PER_ROUND)]
+    return {
+        "threads": threads,
+        "full_length": all(launch.pop("full_length") for launch in launches),
+        "launches": launches,
+        **{
+            name: {what: describe(launch[name][what] for launch in launches) for what in ("http", "inside", "cost")}
+            for name in launches[0]
+        },
+        "interval": {name: median_interval([launch[name]["cost"] for launch in launches]) for name in launches[0]},
+    }
+
+
+async def _launch(settings: Settings, threads: int, ids: list[int]) -> dict[str, Any]:
+    """Both sides started anew: medians in milliseconds of either, and of the differences within pairs."""
     flags = ("--threads", str(threads), "--isa", settings.isa)
     with (
         settings.worker("twinpath", threads, "--fresh-pages") as worker,
         twinpath_server(settings.model, settings.log_dir, *flags) as server,
     ):
-        stream = Streams(server)
-        for index in range(settings.rounds * PAIRS_PER_ROUND + 1):
-            prompt = fresh_ids(ids, index, NUM_PROMPT)
-            inside = worker.ask("generate", prompt=prompt, num_tokens=NUM_TOKENS)
-            record = await stream.complete(prompt, NUM_TOKENS)
-            if index == 0:
-                continue  # warm-up
-            assert record.ttft_ms is not None
-            ttft.append((record.ttft_ms, inside["ttft_ms"]))
-            gap.append((statistics.median(record.gaps_ms()), statistics.median(inside["token_ms"])))
-            mean.append((ms_per_token(record), statistics.mean(inside["token_ms"])))
-            same = same and record.completion_tokens in (0, NUM_TOKENS)
-        await stream.aclose()
-    pairs = {"ttft_ms": ttft, "token_p50_ms": gap, "token_mean_ms": mean}
+        pair = Pair(worker, Streams(server), ids)
+        await pair.run(NUM_TOKENS)  # warm-up
+        short = [await pair.run(NUM_FIRST_TOKENS) for _ in range(FIRST_TOKEN_PAIRS)]
+        long = [await pair.run(NUM_TOKENS) for _ in range(TOKEN_PAIRS)]
+        await pair.stream.aclose()
+    pairs: dict[str, list[tuple[Any, Any]]] = {
+        "ttft_ms": [(record.ttft_ms, inside["ttft_ms"]) for record, inside in short],
+        "token_p50_ms": [(median(record.gaps_ms()), median(inside["token_ms"])) for record, inside in long],
+        "token_mean_ms": [(ms_per_token(record), mean(inside["token_ms"])) for record, inside in long],
+    }
     return {
-        "threads": threads,
-        "full_length": same,
+        "full_length": all(record.completion_tokens in (0, NUM_TOKENS) for record, _ in long),
         **{
-            name: {"http": describe(a for a, _ in both), "inside": describe(b for _, b in both)}
+            name: {
+                "http": median(a for a, _ in both),
+                "inside": median(b for _, b in both),
+                "cost": median(a - b for a, b in both),
+            }
             for name, both in pairs.items()
         },
-        "cost": {name: describe(a - b for a, b in both) for name, both in pairs.items()},
     }
 
 
+class Pair:
+    """The same prompt once in process and once over HTTP, each of them first every other time."""
+
+    def __init__(self, worker: Worker, stream: Streams, ids: list[int]) -> None:
+        self.stream = stream
+        self._worker, self._ids, self._num_runs = worker, ids, 0
+
+    async def run(self, num_tokens: int) -> tuple[RequestRecord, dict[str, Any]]:
+        self._num_runs += 1
+        prompt = fresh_ids(self._ids, self._num_runs, NUM_PROMPT)
+        if self._num_runs % 2:
+            inside = self._worker.ask("generate", prompt=prompt, num_tokens=num_tokens)
+            return await self.stream.complete(prompt, num_tokens), inside
+        record = await self.stream.complete(prompt, num_tokens)
+        return record, self._worker.ask("generate", prompt=prompt, num_tokens=num_tokens)
+
+
 def table(result: dict[str, Any]) -> list[Row]:
-    rows = [["HTTP cost", "over HTTP p50", "in process p50", "paired difference p50", "IQR", "n"]]
+    rows = [["HTTP cost", "over HTTP", "in process", "paired difference", "95 %", "launches from, to", "launches"]]
     for row in result["rows"]:
-        for name, cost in row["cost"].items():
-            both = row[name]
-            spread = f"{cost.p25:+.2f} to {cost.p75:+.2f}"
-            cells = [f"{both['http'].p50:.2f}", f"{both['inside'].p50:.2f}", f"{cost.p50:+.2f}", spread, str(cost.n)]
-            rows.append([f"{row['threads']} threads, {name}", *cells])
+        for name, (low, high) in row["interval"].items():
+            cost = row[name]["cost"]
+            cells = [f"{row[name]['http'].p50:.2f}", f"{row[name]['inside'].p50:.2f}", f"{cost.p50:+.2f}"]
+            spread = [f"{low:+.2f} to {high:+.2f}", f"{cost.min:+.2f} to {cost.max:+.2f}", str(cost.n)]
+            rows.append([f"{row['threads']} threads, {name}", *cells, *spread])
     return rows

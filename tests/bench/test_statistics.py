@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinpath.bench import describe, paired_ratio
+from twinpath.bench import describe, median_interval, paired_ratio
 
 
 def test_percentiles_are_values_of_the_sample() -> None:
@@ -45,3 +45,9 @@ def test_spread_of_uneven_pairs() -> None:
 def test_pairs_must_match(ours: list[float], theirs: list[float]) -> None:
     with pytest.raises(ValueError, match="equal, non-zero"):
         paired_ratio(ours, theirs)
+
+
+def test_the_interval_of_a_median_is_made_of_order_statistics() -> None:
+    # n = 100: 50 -+ 9.8 of the ordered values.
+    assert median_interval(range(100)) == (40, 60)
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)

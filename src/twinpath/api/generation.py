@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 from time import monotonic
 from typing import TypeVar
 
@@ -139,17 +139,19 @@ class Door:
             weight=service.weight,
             priority=int(ask.fields.priority or 0),
         )
-        transcript = Transcript(
+        turn = Turn(request, lambda: self._transcript(ask, sampling, parser), service)
+        ask.exchange.turns.append(turn.stats)
+        ask.exchange.engine_ids.append(request_id)
+        return turn
+
+    def _transcript(self, ask: Ask, sampling: SamplingParams, parser: AnswerParser | None) -> Transcript:
+        return Transcript(
             self._detokenizer(ask, parser),
             ask.stops,
             parser,
             end_ids=sampling.stop_token_ids,
             min_tokens=sampling.min_tokens,
         )
-        turn = Turn(request, transcript, service)
-        ask.exchange.turns.append(turn.stats)
-        ask.exchange.engine_ids.append(request_id)
-        return turn
 
     def _detokenizer(self, ask: Ask, parser: AnswerParser | None) -> Detokenizer:
         if parser is not None:
@@ -214,7 +216,7 @@ def shutting_down() -> RequestError:
 
 def new_id(prefix: str, separator: str = "-") -> str:
     """An id of our own: what the client sends never reaches the engine as an id."""
-    return f"{prefix}{separator}{uuid.uuid4().hex}"
+    return f"{prefix}{separator}{token_hex(16)}"
 
 
 def _first(errors: BaseExceptionGroup[RequestError]) -> RequestError:

@@ -51,11 +51,8 @@ def check_served(fields: SamplingFields) -> None:
 
     Raises: InvalidRequest naming the field.
     """
-    for name in fields.__struct_fields__:
-        neutral = NEUTRAL_VALUES.get(name)
-        if neutral is None:
-            continue
-        value = getattr(fields, name)
+    for name, neutral in NEUTRAL_VALUES.items():
+        value = getattr(fields, name, None)
         asked = asks_for(value, neutral) if isinstance(value, Raw) else value is not None and value not in neutral
         if asked:
             raise InvalidRequest(f"'{name}' asks for something this server does not support yet.", param=name)

@@ -25,6 +25,10 @@ MAX_HEADERS = 200
 HEADER_TIMEOUT_S = 30.0
 
 
+class _HeadTooLarge(ValueError):
+    """More than the limits allow."""
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. `max_connections` is set by `bounded_protocol`; every refused connection hears a 503 first."""
 
@@ -34,7 +38,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._refusal: RequestError | None = None
-        self._num_header_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
@@ -56,7 +59,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError:
+            if self._header_timer is not None:
+                self._check_head()
+        except (httptools.HttpParserError, _HeadTooLarge):
             self.logger.warning("Invalid HTTP request received.")
             self.send_400_response("")
         except httptools.HttpParserUpgrade as offer:
@@ -67,19 +72,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {"twinpath.abort": {"call": self.transport.abort}}
-        self._num_header_bytes = 0
         self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
-
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count_header_bytes(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._count_header_bytes(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
         self._stop_header_timer()
+        self._check_head()
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 self._refusal = RequestError("This server is no proxy.", status=HTTPStatus.METHOD_NOT_ALLOWED)
@@ -122,15 +119,16 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             super().timeout_keep_alive_handler()
 
-    def _count_header_bytes(self, num_bytes: int) -> None:
-        self._num_header_bytes += num_bytes
-        if self._num_header_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
+    def _check_head(self) -> None:
+        """Once per head, and per read while it is not complete: not per header, which each request would pay for."""
+        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if num_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._refusal = RequestError(
                 f"The request's line and headers are larger than {MAX_HEADER_BYTES} bytes or {MAX_HEADERS} headers.",
                 status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
             )
-            # The parser turns it into `send_400_response`.
-            raise ValueError("headers too large")
+            # Inside the parser it becomes an HttpParserError.
+            raise _HeadTooLarge
 
     def _stop_header_timer(self) -> None:
         if self._header_timer is not None:

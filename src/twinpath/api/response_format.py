@@ -31,6 +31,8 @@ _FIELDS = {
     "grammar": "grammar",
     "ebnf": "grammar",
 }
+#: Fields that ask for a grammar; at most one may.
+_ASKING = ("response_format", "structured_outputs", *_FIELDS)
 #: Ways to say "not given"; the last is llama.cpp's for `grammar`.
 _NOTHING = (b"", b"null", b'""')
 _any_value = msgspec.json.Decoder()
@@ -59,8 +61,7 @@ async def answer_grammar(
 
 
 def _asked(fields: ChatCompletionRequest | CompletionRequest) -> list[tuple[str, memoryview]]:
-    names = ("response_format", "structured_outputs", *_FIELDS)
-    texts = [(name, memoryview(raw)) for name in names if (raw := getattr(fields, name, None)) is not None]
+    texts = [(name, memoryview(raw)) for name in _ASKING if (raw := getattr(fields, name, None)) is not None]
     return [(name, text) for name, text in texts if len(text) > 4 or bytes(text) not in _NOTHING]
 
 

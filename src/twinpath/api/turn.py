@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 from time import monotonic
 from typing import Literal
@@ -105,7 +107,9 @@ class Turn:
     `finish_reason` is set when `run` returns.
     """
 
-    def __init__(self, request: Request, transcript: Transcript, service: Service | None = None) -> None:
+    def __init__(
+        self, request: Request, new_transcript: Callable[[], Transcript], service: Service | None = None
+    ) -> None:
         self.request = request
         self.stats = TurnStats(
             num_prompt=len(request.prompt_ids),
@@ -114,7 +118,11 @@ class Turn:
             service=service or Service(),
         )
         self.finish_reason: Finish = "stop"
-        self._transcript = transcript
+        self._new_transcript = new_transcript
+
+    @cached_property
+    def _transcript(self) -> Transcript:
+        return self._new_transcript()
 
     @property
     def matched_stop(self) -> str | None:
@@ -126,6 +134,8 @@ class Turn:
 
         Raises: EngineError when the engine gave up on the request; RequestError when it was refused.
         """
+        # Runs when this task waits for the first event: what is not needed before then must not delay the engine.
+        asyncio.get_running_loop().call_soon(lambda: self._transcript)
         async with aclosing(events) as stream:  # type: ignore[type-var]
             async for event in stream:
                 if isinstance(event, TokensEvent):

@@ -11,7 +11,7 @@ from twinpath.bench.client import LoadClient
 from twinpath.bench.host import CpuMeter, describe_machine, process_tree, pss_mb
 from twinpath.bench.records import RequestRecord
 from twinpath.bench.report import Summary, result_document, summarize
-from twinpath.bench.statistics import Distribution, PairedRatio, describe, paired_ratio
+from twinpath.bench.statistics import Distribution, PairedRatio, describe, median_interval, paired_ratio
 
 __all__ = [
     "CpuMeter",
@@ -22,6 +22,7 @@ __all__ = [
     "Summary",
     "describe",
     "describe_machine",
+    "median_interval",
     "paired_ratio",
     "poisson_arrivals",
     "process_tree",

@@ -55,6 +55,17 @@ def describe(values: Iterable[float]) -> Distribution | None:
     )
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median of independent `values`: order statistics, no assumption on their distribution.
+
+    Source: the binomial bound n/2 -+ 1.96 sqrt(n)/2 on how many of n values lie below their median.
+    """
+    ordered = sorted(values)
+    num = len(ordered)
+    reach = 1.96 * math.sqrt(num) / 2
+    return ordered[max(math.floor(num / 2 - reach), 0)], ordered[min(math.ceil(num / 2 + reach), num - 1)]
+
+
 class PairedRatio(msgspec.Struct, frozen=True, kw_only=True):
     """ours / theirs over rounds that ran side by side: a machine that drifts moves both members of a pair."""
 

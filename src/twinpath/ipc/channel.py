@@ -57,6 +57,8 @@ class SocketChannel:
         self._codec = engine_codec()
         self._send_lock = Lock()
         self._received: deque[ToEngine] = deque()
+        # One for all reads: `recv` would take and give back as much memory each time.
+        self._incoming = memoryview(bytearray(_READ_BYTES))
         self._wake_read, self._wake_write = os.pipe()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -73,16 +75,16 @@ class SocketChannel:
     def receive(self, timeout_s: float | None = None) -> ToEngine | None:
         while not self._received:
             try:
-                data = self._connection.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+                num_bytes = self._connection.recv_into(self._incoming, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 if timeout_s == 0.0 or not self._wait(timeout_s):
                     return None
                 continue
             except OSError as error:
                 raise ChannelClosed(str(error)) from None
-            if not data:
+            if not num_bytes:
                 raise ChannelClosed("end of stream")
-            self._received.extend(self._codec.feed(data))
+            self._received.extend(self._codec.feed(self._incoming[:num_bytes]))
         return self._received.popleft()
 
     def wake(self) -> None:

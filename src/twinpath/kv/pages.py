@@ -95,6 +95,8 @@ class PagePool:
 
     def num_idle_among(self, pages: Int32s) -> tuple[int, int]:
         """How many of `pages` are cold, and how many kept."""
+        if not len(pages):
+            return 0, 0
         idle = self._references[pages] == 0
         num_kept = int(np.count_nonzero(idle & (self._claims[pages] > 0)))
         return int(np.count_nonzero(idle)) - num_kept, num_kept
