@@ -166,6 +166,11 @@ T __shfl_up_sync(u32, T value, int delta) {
 }
 
 template <typename T>
+T __shfl_sync(u32, T value, int lane) {
+  return cpu::exchange(value, lane);
+}
+
+template <typename T>
 T atomicAdd(T* at, T value) {
   T before = *at;
   *at += value;

@@ -5,9 +5,13 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+
+from twinpath.kernels.binary_cache import BinaryCache
 
 
 class CudaError(RuntimeError):
@@ -15,15 +19,23 @@ class CudaError(RuntimeError):
 
 
 def compile_cuda(source: str, macros: Mapping[str, str], architecture: str) -> bytes:
-    """Machine code (cubin) of `source`, e.g. for "sm_90a".
+    """Machine code (cubin) of `source`, e.g. for "sm_90a"; from disk, beside Triton's, where it was compiled before.
 
     Raises: CudaError with the compiler's messages.
     """
     from cuda.bindings import nvrtc  # Comes with torch's CUDA build only.
 
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
     options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device"]
     options += [f"-D{name}={value}" for name, value in macros.items()]
+    _, major, minor = nvrtc.nvrtcVersion()
+    cache = BinaryCache(Path(triton.knobs.cache.dir) / "cuda")
+    return cache.get([source, *options, f"nvrtc {major}.{minor}"], lambda: _compile(source, options))
+
+
+def _compile(source: str, options: Sequence[str]) -> bytes:
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         _, size = nvrtc.nvrtcGetProgramLogSize(program)

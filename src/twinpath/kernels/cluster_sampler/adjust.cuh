@@ -3,13 +3,14 @@
 DEVICE Row row_of(const Args& args, int index) {
   Row row;
   row.index = index;
-  row.slot = args.row_slots[index];
-  if (row.slot < 0) return row;
   row.logits = args.logits + index * args.logits_stride;
+  row.slot = args.row_slots[index];
   row.position = args.row_positions[index];
   row.mask = args.row_masks[index];
+  if (row.slot < 0) return row;
   const double* floats = args.floats + row.slot * NUM_FLOATS;
   const i64* ints = args.ints + row.slot * NUM_INTS;
+  row.seed = (u64)ints[SEED];
   row.flags = (int)ints[FLAGS];
   row.top_k = (int)ints[TOP_K];
   row.num_top = (int)ints[NUM_TOP];
@@ -17,6 +18,9 @@ DEVICE Row row_of(const Args& args, int index) {
   row.inverse_temperature = floats[INVERSE_TEMPERATURE];
   row.top_p = floats[TOP_P];
   row.min_weight = floats[MIN_WEIGHT];
+  row.repetition = floats[REPETITION];
+  row.frequency = floats[FREQUENCY];
+  row.presence = floats[PRESENCE];
   return row;
 }
 
@@ -40,30 +44,37 @@ DEVICE void load_four(T* out, const T* from, int id, T other) {
 
 DEVICE u32 four_bits(const u32* words, int id) { return id < VOCAB ? words[id / 32] >> (id % 32) & 15 : 0; }
 
-DEVICE float penalized(float x, int seen, const double* floats) {
+DEVICE float penalized(float x, int seen, const Row& row) {
   if (seen == 0) return x;
-  double wide = x, repetition = floats[REPETITION];
-  x = to_float32(wide > 0 ? __ddiv_rn(wide, repetition) : __dmul_rn(wide, repetition));
+  double wide = x;
+  x = to_float32(wide > 0 ? __ddiv_rn(wide, row.repetition) : __dmul_rn(wide, row.repetition));
   int times = seen >> 1;
   if (times == 0) return x;
-  double less = __dsub_rn((double)x, __dmul_rn(floats[FREQUENCY], (double)times));
-  return to_float32(__dsub_rn(less, floats[PRESENCE]));
+  double less = __dsub_rn((double)x, __dmul_rn(row.frequency, (double)times));
+  return to_float32(__dsub_rn(less, row.presence));
 }
 
-// Loads of all groups of four are on their way before the first is used.
+// Loads of all groups of four are on their way before the first is used: the raw logits before the row's settings are
+// known.
 struct Groups {
   float x[ITEMS / 4][4];
   int seen[ITEMS / 4][4];
   u32 biased[ITEMS / 4], kept[ITEMS / 4];
 };
 
-DEVICE void load_groups(const Args& args, const Row& row, int first, Groups& groups) {
+DEVICE void load_logits(const Args& args, int index, Groups& groups) {
+  const float* logits = args.logits + index * args.logits_stride;
+#pragma unroll
+  for (int j = 0; j < ITEMS / 4; ++j)
+    load_four<float4>(groups.x[j], logits, cluster_rank() * CHUNK + (j * THREADS + threadIdx.x) * 4, -INFINITY);
+}
+
+DEVICE void load_tables(const Args& args, const Row& row, int first, Groups& groups) {
   bool penalize = row.flags & HAS_PENALTIES, bias = row.flags & HAS_BIAS;
   bool stop = row.mask < 0 && (row.flags & HAS_STOPS) && row.is_short;
 #pragma unroll
   for (int j = 0; j < ITEMS / 4; ++j) {
     int id = first + (j * THREADS + threadIdx.x) * 4;
-    load_four<float4>(groups.x[j], row.logits, id, -INFINITY);
     if (penalize) load_four<int4>(groups.seen[j], args.counts + row.slot * VOCAB, id, 0);
     groups.biased[j] = bias ? four_bits(args.biased + row.slot * WORDS, id) : 0;
     groups.kept[j] = 15;
@@ -73,11 +84,9 @@ DEVICE void load_groups(const Args& args, const Row& row, int first, Groups& gro
 }
 
 // Adjusted logits of this block's ids to shared memory, and to every block what each warp found best.
-DEVICE void adjust(const Args& args, const Row& row, Shared& shared) {
+DEVICE void adjust(const Args& args, const Row& row, Shared& shared, Groups& groups) {
   const int first = cluster_rank() * CHUNK;
-  const double* floats = args.floats + row.slot * NUM_FLOATS;
-  Groups groups;
-  load_groups(args, row, first, groups);
+  load_tables(args, row, first, groups);
   i64 best = LEAST, raw_best = LEAST;
   bool bad = false;
 #pragma unroll
@@ -90,7 +99,7 @@ DEVICE void adjust(const Args& args, const Row& row, Shared& shared) {
       bad |= !(x < INFINITY);
       if (row.num_top >= 0) raw_best = max(raw_best, rank_key(x == 0 ? 0.0f : x, id));
       if (groups.biased[j] >> c & 1) x = to_float32(__dadd_rn((double)x, args.bias[row.slot * VOCAB + id]));
-      if (row.flags & HAS_PENALTIES) x = penalized(x, groups.seen[j][c], floats);
+      if (row.flags & HAS_PENALTIES) x = penalized(x, groups.seen[j][c], row);
       if (!(groups.kept[j] >> c & 1)) x = -INFINITY;
       x = x == 0 ? 0.0f : x;  // minus zero ranks as zero
       best = max(best, rank_key(x, id));

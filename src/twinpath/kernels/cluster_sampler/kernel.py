@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,9 @@ _SHARED_BYTES = 227 * 1024
 _MAX_VOCAB = 1 << 20
 #: Blocks of a cluster that every Hopper card runs.
 _PORTABLE = 8
+#: Blocks a row and threads a block. An H200 runs at least four clusters of 16 at a time, not eight.
+_FEW, _MANY = (16, 512), (8, 1024)
+_FEW_ROWS = 4
 
 Sampler = Callable[..., None]
 
@@ -29,8 +32,8 @@ class ClusterShape:
     """What the kernel is compiled for: blocks a row, threads a block."""
 
     vocab_size: int
-    cluster: int = 16
-    threads: int = 512
+    cluster: int
+    threads: int
 
     @property
     def chunk(self) -> int:
@@ -43,7 +46,7 @@ class ClusterShape:
         """At least `sizeof(Shared)`."""
         warps = self.threads // 32 * self.cluster
         bins = min(self.threads, 4096 // self.cluster) * self.cluster
-        return 4 * self.chunk + 12 * bins + 16 * warps + 32 * self.threads + 8 * 6 * self.cluster + 2048
+        return 4 * self.chunk + 12 * bins + 16 * warps + 40 * self.threads + 8 * 8 * self.cluster + 3072
 
     def macros(self) -> dict[str, str]:
         aligned = int(self.vocab_size % 4 == 0)
@@ -51,13 +54,23 @@ class ClusterShape:
         return {name: str(value) for name, value in values.items()}
 
 
-class ClusterSampler:
-    """One compiled vocabulary. Calling it is one kernel; it may be captured."""
+class ClusterKernel:
+    """One compiled shape."""
 
     def __init__(self, shape: ClusterShape) -> None:
-        self._shape = shape
+        self.shape = shape
         cubin = compile_cuda(_folder("primitives.cuh") + sampler_source(), shape.macros(), "sm_90a")
         self._kernel = CudaKernel(cubin, "sample_rows", shape.shared_bytes, wide_clusters=shape.cluster > _PORTABLE)
+
+    def launch(self, num_rows: int, values: Sequence[int]) -> None:
+        self._kernel.launch((self.shape.cluster, num_rows), self.shape.threads, values, dependent=True)
+
+
+class ClusterSampler:
+    """One vocabulary, compiled for few rows and for more. Calling it is one kernel; it may be captured."""
+
+    def __init__(self, few: ClusterShape, many: ClusterShape) -> None:
+        self._few, self._many = ClusterKernel(few), ClusterKernel(many)
 
     def __call__(
         self,
@@ -73,16 +86,16 @@ class ClusterSampler:
     ) -> None:
         """As `kernels.sampler.launch.sample_rows`."""
         values = launch_values(logits, row_slots, row_positions, row_masks, state, work)
-        self._kernel.launch((self._shape.cluster, num_rows), self._shape.threads, values, dependent=True)
+        (self._few if num_rows <= _FEW_ROWS else self._many).launch(num_rows, values)
 
 
 def build_sampler(vocab_size: int, device: torch.device) -> Sampler | None:
     """Compiled for this vocabulary. None: not Hopper, or more ids than a cluster holds."""
-    shape = ClusterShape(vocab_size)
-    fits = vocab_size <= _MAX_VOCAB and shape.shared_bytes <= _SHARED_BYTES
+    shapes = [ClusterShape(vocab_size, cluster, threads) for cluster, threads in (_FEW, _MANY)]
+    fits = vocab_size <= _MAX_VOCAB and all(shape.shared_bytes <= _SHARED_BYTES for shape in shapes)
     if device.type != "cuda" or not fits or torch.cuda.get_device_capability(device) != (9, 0):
         return None
-    return ClusterSampler(shape)
+    return ClusterSampler(*shapes)
 
 
 def launch_values(

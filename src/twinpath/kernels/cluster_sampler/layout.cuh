@@ -22,6 +22,9 @@ constexpr int NUM_WARPS = CLUSTER * WARPS;
 constexpr int GROUPS = NUM_WARPS < 128 ? NUM_WARPS : 128;
 constexpr int MAX_FEW_K = GROUPS - GROUPS / 8;
 constexpr int MAX_SORTED = THREADS;
+// Of a list that blocks fill, each has a part of its own; the block that reads the scored list is not the one that draws.
+constexpr int PART_KEYS = MAX_SORTED / CLUSTER;
+constexpr int SCORER = CLUSTER - 1;
 static_assert(THREADS % GROUPS == 0 && THREADS >= GROUPS, "a thread or more for each group");
 // A histogram over log-probability, down to weight zero; each block adds up a part of it.
 constexpr int PART_BINS = THREADS < 4096 / CLUSTER ? THREADS : 4096 / CLUSTER;
@@ -51,8 +54,9 @@ struct Args {
 struct Row {
   const float* logits;
   i64 slot;
+  u64 seed;
   int index, position, mask, flags, top_k, num_top;
-  double inverse_temperature, top_p, min_weight;
+  double inverse_temperature, top_p, min_weight, repetition, frequency, presence;
   bool is_short;
 };
 
@@ -66,10 +70,17 @@ struct Cut {
   u64 weight;
 };
 
+// Ranks that every block found, in its part, and how many: more than a part holds are not there.
+struct Found {
+  i64 keys[MAX_SORTED];
+  u32 nums[CLUSTER], num_own;
+};
+
 struct Shared {
   i64 maxima[NUM_WARPS], raw_maxima[NUM_WARPS];
-  i64 gathered[MAX_SORTED], sorted[MAX_SORTED], raw_gathered[MAX_SORTED];
-  u64 weights[MAX_SORTED];
+  Found best, scored;
+  i64 gathered[MAX_SORTED], sorted[MAX_SORTED];
+  u64 weights[MAX_SORTED], kept_weight;
   u64 warp_sums[WARPS];
   // By block: sums that all add up alike; two sets, used in turn.
   u64 sums[2][CLUSTER];
@@ -77,9 +88,9 @@ struct Shared {
   u64 part_weights[CLUSTER], part_counts[CLUSTER];
   Border border;
   Cut cut;
-  int groups[GROUPS];
-  int threshold, token;
-  u32 num_gathered, num_raw;
+  int groups[2][GROUPS], thresholds[2];
+  int token;
+  u32 num_gathered;
   // Sums of weights as two words each, and how many ids.
   u32 low[NUM_BINS], high[NUM_BINS], counts[NUM_BINS];
   // Adjusted logits of this block's ids.

@@ -1,10 +1,10 @@
 // Log-probabilities of the raw logits: log-softmax at the token, and the best ids.
 
-// The sum of exp(x - best) and, in the first block's list, ids among which the best `num_top` are. Each block's sum goes
-// to every block; `cluster_meets` completes both.
+// The sum of exp(x - best) and, in the scorer's list, ids among which the best `num_top` are. Each block's sum goes to
+// every block; `cluster_meets` completes both.
 DEVICE void gather_logprobs(Shared& shared, const Row& row, float best, int threshold) {
   const int first = cluster_rank() * CHUNK;
-  List list(shared.raw_gathered, &shared.num_raw);
+  List list(shared.scored, SCORER);
   float sum = 0;
   for (int j = 0; j < ITEMS / 4; ++j) {
     int id = first + (j * THREADS + threadIdx.x) * 4;
@@ -24,6 +24,7 @@ DEVICE void gather_logprobs(Shared& shared, const Row& row, float best, int thre
   wide = 0;
   for (int i = 0; i < WARPS; ++i) wide += ((double*)shared.warp_sums)[i];
   tell_all(&shared.exp_sums[cluster_rank()], wide);
+  list.end();
 }
 
 DEVICE double log_total(const Shared& shared) {
@@ -40,12 +41,13 @@ DEVICE void tell_top(const Args& args, const Row& row, const Shared& shared, int
   scores[MAX_TOP + place] = is_there ? id_of(key) : -1;
 }
 
-// All blocks, after they met. The list may have overflowed, when many logits are equal: then one place after another.
+// All blocks, after they met. When the list has not all, since many logits are equal: one place after another.
 DEVICE void tell_logprobs(const Args& args, const Row& row, Shared& shared, float best) {
-  int num = *at_block(&shared.num_raw, 0);
-  if (num <= MAX_SORTED) {
-    if (cluster_rank() != 0) return;
-    sort_keys(shared.raw_gathered, num, shared.sorted);
+  int num = num_found(shared.scored);
+  if (num >= 0) {
+    if (cluster_rank() != SCORER) return;
+    close_gaps(shared.scored, shared.gathered);
+    sort_keys(shared.gathered, num, shared.sorted, shared.weights, [](i64) { return 0ull; });
     int place = threadIdx.x;
     if (place < row.num_top) tell_top(args, row, shared, place, place < num ? shared.sorted[place] : LEAST, best);
     __syncthreads();
@@ -60,10 +62,10 @@ DEVICE void tell_logprobs(const Args& args, const Row& row, Shared& shared, floa
       i64 key = rank_key(x == 0 ? 0.0f : x, id);
       if (key < last) own = max(own, key);
     }
-    tell_all(&shared.sums[place & 1][cluster_rank()], (u64)block_max(shared, own));
+    tell_all(&shared.sums[(place + 1) & 1][cluster_rank()], (u64)block_max(shared, own));
     cluster_meets();
     last = LEAST;
-    for (int rank = 0; rank < CLUSTER; ++rank) last = max(last, (i64)shared.sums[place & 1][rank]);
+    for (int rank = 0; rank < CLUSTER; ++rank) last = max(last, (i64)shared.sums[(place + 1) & 1][rank]);
     if (cluster_rank() == 0 && threadIdx.x == 0) tell_top(args, row, shared, place, last, best);
   }
   cluster_meets();  // What follows uses the same sums.

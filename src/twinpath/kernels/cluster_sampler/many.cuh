@@ -4,6 +4,7 @@
 // This thread's ids lie together, so that running weights follow the ids.
 template <typename Use>
 DEVICE void each_own(const Shared& shared, Use use) {
+#pragma unroll 2
   for (int i = 0; i < ITEMS; i += 4) {
     int at = threadIdx.x * ITEMS + i;
     float4 x = *(const float4*)(shared.x + at);
@@ -17,6 +18,23 @@ struct Scale {
   double inverse_temperature;
   DEVICE double exponent(float x) const { return exponent_of(x, best, inverse_temperature); }
 };
+
+// What top_p is a share of, of the whole row, and whether the logits from `threshold` on weigh that share. One meeting.
+DEVICE u64 weigh_row(Shared& shared, const Row& row, const Scale& scale, int threshold, bool& is_enough, int& turn) {
+  u64 sum = 0, high = 0, high_sum;
+  each_own(shared, [&](float x, int) {
+    u64 weight = weigh(scale.exponent(x));
+    sum += weight;
+    high += ordered_bits(x) >= threshold ? weight : 0;
+  });
+  block_scan(shared, high, high_sum);
+  tell_all(&shared.part_weights[cluster_rank()], high_sum);
+  const u64 total = cluster_sum(shared, sum, turn);
+  high = 0;
+  for (int rank = 0; rank < CLUSTER; ++rank) high += shared.part_weights[rank];
+  is_enough = high >= needed_weight(total, row.top_p);
+  return total;
+}
 
 DEVICE void fill_histogram(Shared& shared, const Scale& scale) {
   for (int i = threadIdx.x; i < NUM_BINS; i += THREADS) shared.low[i] = shared.high[i] = shared.counts[i] = 0;
@@ -79,18 +97,6 @@ DEVICE Border find_border(Shared& shared, const Part& own, Measure measure, u64 
   return shared.border;
 }
 
-// What all blocks of the cluster say together; `turn` counts these calls.
-DEVICE u64 cluster_sum(Shared& shared, u64 value, int& turn) {
-  u64 total;
-  block_scan(shared, value, total);
-  tell_all(&shared.sums[turn & 1][cluster_rank()], total);
-  cluster_meets();
-  u64 sum = 0;
-  for (int rank = 0; rank < CLUSTER; ++rank) sum += shared.sums[turn & 1][rank];
-  ++turn;
-  return sum;
-}
-
 // The highest border at or above which `remaining` of the bin's ids is reached, by bisection: for flat or equal logits.
 DEVICE Cut bisect(Shared& shared, const Scale& scale, int bin, i64 cut, Measure measure, u64 remaining, int& turn) {
   i64 low = LEAST, high = rank_key(scale.best, 0) + 1;
@@ -118,9 +124,9 @@ DEVICE Cut bisect(Shared& shared, const Scale& scale, int bin, i64 cut, Measure 
 // The first block, whose list is complete: the lowest rank that stays, to every block.
 DEVICE void cut_list(Shared& shared, const Scale& scale, Measure measure, u64 remaining, u64 weight_before) {
   const int num = shared.num_gathered, tid = threadIdx.x;
-  sort_keys(shared.gathered, num, shared.sorted);
-  u64 weight = 0, total;
-  if (tid < num) weight = weigh(scale.exponent(logit_of(shared.sorted[tid])));
+  auto weight_of = [&](i64 key) { return weigh(scale.exponent(logit_of(key))); };
+  sort_keys(shared.gathered, num, shared.sorted, shared.weights, weight_of);
+  u64 weight = tid < num ? shared.weights[tid] : 0, total;
   u64 value = measure == COUNT ? tid < num : weight;
   u64 reached = block_scan(shared, value, total);
   u64 weight_reached = block_scan(shared, weight, total);
@@ -133,15 +139,18 @@ DEVICE void cut_list(Shared& shared, const Scale& scale, Measure measure, u64 re
 // The shortest run by rank, of ids at or above `cut`, in which `needed` is reached: its last rank, and its weight.
 DEVICE Cut cut_at(Shared& shared, const Scale& scale, const Part& own, i64 cut, Measure measure, u64 needed, int& turn) {
   Border border = find_border(shared, own, measure, needed);
-  List list(shared.gathered, &shared.num_gathered);
+  i64* list = at_block(shared.gathered, 0);
+  u32* num = at_block(&shared.num_gathered, 0);
   each_own(shared, [&](float x, int id) {
     double exponent = scale.exponent(x);
     if (exponent < -BIN_SPAN || bin_of(exponent) != border.bin) return;
     i64 key = rank_key(x, id);
-    if (key >= cut && weigh(exponent) > 0) list.add(key);
+    if (key < cut || weigh(exponent) == 0) return;
+    u32 at = atomicAdd(num, 1);
+    if (at < MAX_SORTED) list[at] = key;
   });
   cluster_meets();
-  if (*list.num <= MAX_SORTED) {
+  if (*num <= MAX_SORTED) {
     if (cluster_rank() == 0) cut_list(shared, scale, measure, needed - border.before, border.weight_before);
     cluster_meets();
     return shared.cut;

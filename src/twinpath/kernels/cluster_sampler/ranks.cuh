@@ -24,7 +24,7 @@ DEVICE double exponent_of(float x, float best, double inverse_temperature) {
 }
 DEVICE double series_step(double series, double r, double term) { return __dadd_rn(__dmul_rn(series, r), term); }
 DEVICE u64 weigh(double exponent) {
-  if (exponent < -BIN_SPAN) return 0;
+  exponent = fmax(exponent, -64.0);
   constexpr double ROUNDER = 6755399441055744.0;
   double powers = __dsub_rn(__dadd_rn(__dmul_rn(exponent, 0x1.71547652b82fep+0), ROUNDER), ROUNDER);
   double r = __dsub_rn(exponent, __dmul_rn(powers, 0x1.62e42fee00000p-1));
@@ -39,7 +39,7 @@ DEVICE u64 weigh(double exponent) {
   series = series_step(series, r, 0.5);
   series = series_step(series, r, 1.0);
   series = series_step(series, r, 1.0);
-  double scale = __longlong_as_double(((i64)powers + 34 + 1023) << 52);
+  double scale = __longlong_as_double((i64)((int)powers + 34 + 1023) << 52);
   return (u64)(i64)__dsub_rn(__dadd_rn(__dmul_rn(series, scale), ROUNDER), ROUNDER);
 }
 // Bin 0 holds the likeliest; equal logits share a bin, and a higher logit never lies in a later one.
@@ -112,4 +112,16 @@ DEVICE i64 block_max(Shared& shared, i64 value) {
 template <typename T>
 DEVICE void tell_all(T* own_slot, T value) {
   if (threadIdx.x < CLUSTER) *at_block(own_slot, threadIdx.x) = value;
+}
+
+// What all blocks of the cluster say together; `turn` counts these calls.
+DEVICE u64 cluster_sum(Shared& shared, u64 value, int& turn) {
+  u64 total;
+  block_scan(shared, value, total);
+  tell_all(&shared.sums[turn & 1][cluster_rank()], total);
+  cluster_meets();
+  u64 sum = 0;
+  for (int rank = 0; rank < CLUSTER; ++rank) sum += shared.sums[turn & 1][rank];
+  ++turn;
+  return sum;
 }
