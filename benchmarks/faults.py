@@ -21,7 +21,8 @@ from typing import Any
 
 import uvloop
 
-from twinpath.bench import describe_machine
+from twinpath import __version__
+from twinpath.bench import result_document
 from twinpath.config import EngineConfig, SchedulerConfig
 from twinpath.gateway import ProcessLauncher, Replica
 from twinpath.types import ErrorEvent, Request, SamplingParams
@@ -84,7 +85,7 @@ async def run(model: Path, rounds: int) -> dict[str, Any]:
             result[sent.name].append(await fault(replica, sent, number))
             await asyncio.sleep(10.5)  # A longer life than a "fast failure": the usual case, no back-off.
     await replica.stop()
-    return {**result, "machine": describe_machine()}
+    return result
 
 
 def main() -> int:
@@ -95,8 +96,10 @@ def main() -> int:
     arguments = parser.parse_args()
     result = uvloop.run(run(arguments.model, arguments.rounds))
     if arguments.out is not None:
-        arguments.out.write_text(json.dumps(result, indent=1))
-    print(json.dumps({key: value for key, value in result.items() if key != "machine"}, indent=1))
+        rounds = str(arguments.rounds)
+        command = ["python", "-m", "benchmarks.faults", arguments.model.name, "--rounds", rounds]
+        arguments.out.write_bytes(result_document("faults", command, {"twinpath": __version__}, result))
+    print(json.dumps(result, indent=1))
     return 0
 
 

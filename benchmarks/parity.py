@@ -176,9 +176,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         results += [{"format": name, **one} for one in measure(spec, stored, chosen, args.isas.split(","), bits)]
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{datetime.now(UTC):%Y-%m-%d}-parity-{model.stem.lower()}.json"
-    path.write_bytes(
-        result_document("parity", sys.orig_argv, {"twinpath": __version__}, {"model": model.name, "result": results})
-    )
+    command = ["python", "-m", "benchmarks.parity", "--model", model.name, "--formats", args.formats]
+    command += ["--isas", args.isas, "--bits", args.bits, "--positions", str(args.positions), "--long", str(args.long)]
+    facts = {"model": model.name, "result": results}
+    path.write_bytes(result_document("parity", command, {"twinpath": __version__}, facts))
     print(render(table(results)))
 
 

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.servers import Server, free_port
-from twinpath.bench import describe_machine
+from twinpath import __version__
+from twinpath.bench import result_document
 
 NUM_SAMPLES = 60
 _HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
@@ -180,7 +181,6 @@ def run(num_requests: int, num_clients: int) -> dict[str, Any]:
         "gauges_after": left,
         "num_processes": num_processes,
         "samples": samples,
-        "machine": describe_machine(),
     }
 
 
@@ -192,7 +192,9 @@ def main() -> int:
     arguments = parser.parse_args()
     result = run(arguments.requests, arguments.clients)
     if arguments.out is not None:
-        arguments.out.write_text(json.dumps(result, indent=1))
+        numbers = ["--requests", str(arguments.requests), "--clients", str(arguments.clients)]
+        command = ["python", "-m", "benchmarks.soak", *numbers]
+        arguments.out.write_bytes(result_document("soak", command, {"twinpath": __version__}, result))
     for key in ("elapsed_s", "outcomes", "slope_bytes_per_request", "gauges_after", "num_processes"):
         print(key, result[key])
     wrong = [name for name in result["outcomes"] if name.startswith("WRONG")]
