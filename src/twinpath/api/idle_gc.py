@@ -8,6 +8,8 @@ import gc
 #: Looking at 10,000 takes about a millisecond.
 IDLE_OBJECTS = 1_000
 BUSY_OBJECTS = 10_000
+#: Young collections until those who survived one are looked at again: most were in flight, and few are left.
+MIDDLE_AFTER_YOUNG_RUNS = 10
 #: Ticks without a request until the old generation is looked at too.
 FULL_AFTER_TICKS = 10
 #: Young collections until it is looked at even so: a server that is never idle must not keep its cycles for ever.
@@ -42,5 +44,5 @@ class IdleCollector:
             gc.collect()
             self._num_young_runs = 0
         elif gc.get_count()[0] > (IDLE_OBJECTS if idle else BUSY_OBJECTS):
-            gc.collect(0)
             self._num_young_runs += 1
+            gc.collect(1 if self._num_young_runs % MIDDLE_AFTER_YOUNG_RUNS == 0 else 0)
