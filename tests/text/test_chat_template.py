@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import itertools
+import time
 from typing import Any
 
 import pytest
@@ -127,6 +129,12 @@ def test_endless_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for source in ("{% for i in range(9) %}{% endfor %}", "{% for m in messages %}{{ m }}{% endfor %}"):
         with pytest.raises(InvalidRequest, match="rendering took longer"):
             ChatTemplate(source).render([{}])
+
+
+def test_time_in_which_nothing_ran_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 2 * chat_template.RENDER_LIMIT_S)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    assert ChatTemplate("{% for i in range(9) %}a{% endfor %}").render([{}]) == "a" * 9
 
 
 def test_endless_output_ends(monkeypatch: pytest.MonkeyPatch) -> None:

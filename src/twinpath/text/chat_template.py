@@ -54,11 +54,11 @@ class ChatTemplate:
 
         Raises: InvalidRequest with the template's own words when it refuses the messages.
         """
-        deadline = time.monotonic() + RENDER_LIMIT_S
+        limit = _TimeLimit()
         names = {"tools": None, "documents": None} | self._variables | variables
-        names |= {"messages": messages, "range": _bounded_range(deadline)}
+        names |= {"messages": messages, "range": _bounded_range(limit)}
         try:
-            return _collect(self._template.generate(names), deadline)
+            return _collect(self._template.generate(names), limit)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"chat template: {_clip(error.message or str(error))}", param="messages") from None
         except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, IndexError, AssertionError) as error:
@@ -67,6 +67,19 @@ class ChatTemplate:
             ) from None
         except (RecursionError, MemoryError):
             raise InvalidRequest("chat template: nested too deeply or too large", param="messages") from None
+
+
+class _TimeLimit:
+    """Of work, not of time: that the process was stopped meanwhile, or the machine slept, is no template's fault."""
+
+    def __init__(self) -> None:
+        self._end_s = time.monotonic() + RENDER_LIMIT_S
+        self._work_end_s = time.thread_time() + RENDER_LIMIT_S
+
+    def check(self) -> None:
+        # The first clock is the cheaper one.
+        if time.monotonic() > self._end_s and time.thread_time() > self._work_end_s:
+            raise TemplateLimit(f"rendering took longer than {RENDER_LIMIT_S:g} s")
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -109,7 +122,7 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _collect(pieces: Iterator[str], deadline: float) -> str:
+def _collect(pieces: Iterator[str], limit: _TimeLimit) -> str:
     collected: list[str] = []
     num_chars = 0
     for piece in pieces:
@@ -117,26 +130,25 @@ def _collect(pieces: Iterator[str], deadline: float) -> str:
         num_chars += len(piece)
         if num_chars > MAX_OUTPUT_CHARS:
             raise TemplateLimit(f"the prompt is longer than {MAX_OUTPUT_CHARS} characters")
-        if time.monotonic() > deadline:
-            raise TemplateLimit(f"rendering took longer than {RENDER_LIMIT_S:g} s")
+        limit.check()
     return "".join(collected)
 
 
-def _bounded_range(deadline: float) -> Callable[..., Iterator[int]]:
+def _bounded_range(limit: _TimeLimit) -> Callable[..., Iterator[int]]:
     """`range` that looks at the clock, so that nested loops without output end as well."""
 
     def bounded(*limits: int) -> Any:
         numbers = range(*limits)
         _check_size(len(numbers))
-        return _Ticking(numbers, deadline)
+        return _Ticking(numbers, limit)
 
     return bounded
 
 
 class _Ticking(Sequence[int]):
-    def __init__(self, numbers: range, deadline: float) -> None:
+    def __init__(self, numbers: range, limit: _TimeLimit) -> None:
         self._numbers = numbers
-        self._deadline = deadline
+        self._limit = limit
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -146,8 +158,7 @@ class _Ticking(Sequence[int]):
 
     def __iter__(self) -> Iterator[int]:
         for number in self._numbers:
-            if time.monotonic() > self._deadline:
-                raise TemplateLimit(f"rendering took longer than {RENDER_LIMIT_S:g} s")
+            self._limit.check()
             yield number
 
 
