@@ -301,3 +301,7 @@ class EngineInfo:
     keeps_residual: bool = False
     #: It computes on the cores that make masks: see `TokenMasks.source`.
     asks_for_masks: bool = False
+    #: Rows that steps are padded up to, ascending; none: steps take what their rows take.
+    step_sizes: tuple[int, ...] = ()
+    #: Chunks of a power of two times so many rows, at a multiple of it, attend faster.
+    chunk_grain: int = 1

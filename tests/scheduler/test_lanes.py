@@ -10,7 +10,10 @@ import pytest
 
 from scheduler.stepping import Bench, make_request
 from twinpath.engine.scripted import END_ID, Script
-from twinpath.scheduler import Coefficients, CostModel, LaneSettings
+from twinpath.kv import PrefixKeys
+from twinpath.scheduler import Coefficients, CostModel, LaneSettings, StepShape
+from twinpath.scheduler.lanes import LanePlanner
+from twinpath.scheduler.sequence import Lane, Sequence
 from twinpath.types import FinishReason, StepPlan, TokensEvent
 
 SLICED = Coefficients(0.0, 1.0, 1.0, 0.45, 0.1, 0, 0, 0, knee_rows=32)
@@ -224,4 +227,45 @@ def test_a_promise_learns_from_its_outcomes() -> None:
     forecast = bench.scheduler.forecast
     assert (
         forecast is not None and len(forecast.outcomes) == 60 and forecast.outcomes[-1].actual_ms == pytest.approx(30.8)
+    )
+
+
+def test_chunks_keep_to_the_engines_grain() -> None:
+    """Chunks of 64, 128, ... rows at a multiple of 64 are what the engine attends fast."""
+    cost = CostModel(Coefficients(0.1, 1.0, 0.1, 1.0, 0.1, 0.0, 0.0, 0.1))
+    planner = LanePlanner(LaneSettings(idle_step_ms=8.0), cost, num_layers=8, max_tokens=512, chunk_grain=64)
+    for num_planned, expected in ((0, 256), (64, 256), (40, 24), (448, 52)):
+        sequence = Sequence(make_request("r", "x" * 500), 0, 1, PrefixKeys(16, ""))
+        sequence.num_planned = num_planned
+        choice = planner.choose([], [sequence], [])
+        assert choice.layer_end == (2 if expected == 24 else 1)
+        assert [length for _, length in choice.rows] == [expected]
+
+
+def test_rows_beside_streams_stop_where_faster_chunks_may_begin() -> None:
+    cost = CostModel(Coefficients(0.1, 1.0, 0.1, 0.01, 0.01, 0.0, 0.0, 0.1))
+    planner = LanePlanner(LaneSettings(itl_budget=2.0), cost, num_layers=8, max_tokens=512, chunk_grain=64)
+    stream = Sequence(make_request("s", "x" * 10), 0, 9, PrefixKeys(16, ""))
+    stream.num_planned = 9
+    long = Sequence(make_request("r", "x" * 500), 1, 1, PrefixKeys(16, ""))
+    long.num_planned = 50
+    assert planner.choose([stream], [long], []).rows == [(long, 14)]
+    long.num_planned = 64
+    ((_, length),) = planner.choose([stream], [long], []).rows
+    assert length > 64
+
+
+def test_short_prefill_runs_whole_while_nobody_waits_for_a_token() -> None:
+    cost = CostModel(Coefficients(0.1, 1.0, 0.1, 0.1, 0.1, 0.0, 0.0, 0.1))
+    settings = LaneSettings(flex_threshold_tokens=80, idle_step_ms=3.0, fast_step_ms=12.0)
+    planner = LanePlanner(settings, cost, num_layers=8, max_tokens=512)
+    fresh = Sequence(make_request("f", "x" * 64), 0, 1, PrefixKeys(16, ""))
+    long = Sequence(make_request("l", "x" * 300), 1, 1, PrefixKeys(16, ""))
+    long.lane = Lane.FLEX
+    choice = planner.choose([], [fresh, long], [])
+    assert choice.rows == [(fresh, 64)] and choice.layer_end is None
+    alone = planner.choose([], [long], [])
+    assert (
+        cost.predict(StepShape(num_prefill=sum(n for _, n in alone.rows), layer_share=(alone.layer_end or 8) / 8))
+        <= 3.1
     )

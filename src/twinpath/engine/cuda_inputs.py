@@ -40,6 +40,9 @@ def make_mark(device: torch.device) -> Mark:
     return mark
 
 
+_MAX_VIEWS = 256
+
+
 @dataclass(frozen=True, slots=True)
 class InputViews:
     """A step's inputs on the device.
@@ -64,6 +67,7 @@ class InputBlocks:
         self._sent = [make_mark(device) for _ in range(num_blocks)]
         self._device = torch.zeros(num_words, dtype=torch.int32, device=device)
         self._next = 0
+        self._views: dict[Shape, InputViews] = {}
 
     def clear(self) -> None:
         """Make every row of every shape padding."""
@@ -85,7 +89,16 @@ class InputBlocks:
         return self._device[shape.num_words : num_words].view(-1, 2)
 
     def views(self, shape: Shape, tables: Tensor, history: Tensor) -> InputViews:
-        """Where a block of `shape` lands; the same addresses every time."""
+        """Where a block of `shape` lands; the same addresses every time, for the same `tables` and `history`."""
+        views = self._views.get(shape)
+        if views is None:
+            # Few shapes occur often: those of graphs, and of whole chunks.
+            if len(self._views) >= _MAX_VIEWS:
+                self._views.clear()
+            views = self._views[shape] = self._make_views(shape, tables, history)
+        return views
+
+    def _make_views(self, shape: Shape, tables: Tensor, history: Tensor) -> InputViews:
         rows, tiles, picks = shape.rows, shape.tiles, shape.picks
         block, at = self._device, 3 * rows + 4 * tiles
         return InputViews(

@@ -80,7 +80,9 @@ class Binder:
         for init in plan.inits:
             history = init.history.tolist()
             self._bound[init.slot] = Bound(init.sampling, history, init.num_prompt, len(history))
-            rows.pairs.append(self._tables.setting_updates(init.slot, init.sampling, init.num_prompt))
+            updates = self._tables.setting_updates(init.slot, init.sampling, init.num_prompt)
+            if updates is not None:
+                rows.pairs.append(updates)
             rows.inits.append(init)
         samples = plan.layer_end == self._info.num_layers
         end_row = 0

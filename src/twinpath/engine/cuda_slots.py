@@ -30,7 +30,6 @@ class SlotTables:
 
     def __init__(self, num_slots: int, vocab_size: int, longest: int, max_pages: int, device: torch.device) -> None:
         width = longest + 1
-        self._floats_at = 0
         self._ints_at = 2 * num_slots * NUM_FLOATS
         self._tables_at = aligned(self._ints_at + 2 * num_slots * NUM_INTS)
         history_at = self._tables_at + num_slots * max_pages
@@ -49,6 +48,10 @@ class SlotTables:
             stops=torch.zeros(num_slots, -(-vocab_size // 32), dtype=torch.int32, device=device),
         )
         self._mirror = np.zeros((num_slots, max_pages), np.int32)
+        #: What each slot samples by.
+        self._sent: list[tuple[SamplingParams, int] | None] = [None] * num_slots
+        self._settings_lengths = (2 * NUM_FLOATS, 2 * NUM_INTS)
+        self._settings_at = np.concatenate((np.arange(2 * NUM_FLOATS), self._ints_at + np.arange(2 * NUM_INTS)))
 
     def page_updates(self, slot: int, pages: Int32s) -> Int32s | None:
         """Pairs that make the slot's first pages `pages`, by what was sent before; None when they are already."""
@@ -58,21 +61,25 @@ class SlotTables:
             return None
         known[changed] = pages[changed]
         first = self._tables_at + slot * self._mirror.shape[1]
-        return np.stack((first + changed, pages[changed]), axis=1).astype(np.int32)
+        return _pairs(first + changed, pages[changed])
 
-    def setting_updates(self, slot: int, params: SamplingParams, num_prompt: int) -> Int32s:
-        """Pairs that make the slot sample by `params`."""
+    def setting_updates(self, slot: int, params: SamplingParams, num_prompt: int) -> Int32s | None:
+        """Pairs that make the slot sample by `params`; None when it does already."""
+        if self._sent[slot] == (params, num_prompt):
+            return None
+        self._sent[slot] = (params, num_prompt)
         floats, ints = settings(params, num_prompt)
-        values: NDArray[np.int32] = np.concatenate((floats.view(np.int32), ints.view(np.int32)))
-        where = np.concatenate(
-            (
-                self._floats_at + 2 * NUM_FLOATS * slot + np.arange(2 * NUM_FLOATS),
-                self._ints_at + 2 * NUM_INTS * slot + np.arange(2 * NUM_INTS),
-            )
-        )
-        return np.stack((where, values), axis=1).astype(np.int32)
+        where = self._settings_at + np.repeat((2 * NUM_FLOATS * slot, 2 * NUM_INTS * slot), self._settings_lengths)
+        return _pairs(where, np.concatenate((floats.view(np.int32), ints.view(np.int32))))
 
     @property
     def max_updates(self) -> int:
         """Pairs that one step can bring at most."""
         return int(self._mirror.size) + 2 * (NUM_FLOATS + NUM_INTS) * len(self._mirror)
+
+
+def _pairs(where: NDArray[np.int64], values: Int32s) -> Int32s:
+    pairs: Int32s = np.empty((len(where), 2), np.int32)
+    pairs[:, 0] = where
+    pairs[:, 1] = values
+    return pairs

@@ -33,6 +33,8 @@ class LaneSettings:
     itl_budget_ms: float | None = None
     #: Longest step while nobody waits for a token: what an arrival waits at most.
     idle_step_ms: float = 50.0
+    #: FAST prefill up to so long runs whole then: who comes would wait for it anyway. 0: within the idle step as well.
+    fast_step_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,11 @@ class Alone:
 class LanePlanner:
     """Chooses each step; is told what was planned and how long it took."""
 
-    def __init__(self, settings: LaneSettings, cost: CostModel, num_layers: int, max_tokens: int) -> None:
+    def __init__(
+        self, settings: LaneSettings, cost: CostModel, num_layers: int, max_tokens: int, chunk_grain: int = 1
+    ) -> None:
+        """`chunk_grain`: see `EngineInfo`."""
+        self._chunk_grain = chunk_grain
         self.settings = settings
         self.cost = cost
         self._num_layers = num_layers
@@ -119,6 +125,8 @@ class LanePlanner:
         if chunk is not None:
             return self._go_on(chunk, slack_ms, bool(decode))
         batch = self._batch(prefill)
+        if not decode and prefill[0].lane is Lane.FAST and self._prefill_ms(batch) <= self.settings.fast_step_ms:
+            return Choice(batch)
         if sum(length for _, length in batch) < _MIN_CHUNK_TOKENS:
             return Choice(_grant(prefill, self._num_mixed(alone, prefill, max(slack_ms, 0.0))))
         return self._open(alone, prefill, batch, slack_ms)
@@ -138,13 +146,15 @@ class LanePlanner:
     ) -> Choice:
         """Mixed rows or a new chunk: what gets more prompt tokens done in a millisecond."""
         num_mixed = self._num_mixed(alone, prefill, slack_ms)
+        if len(prefill) == 1 and 0 < (to_border := -prefill[0].num_planned % self._chunk_grain) < num_mixed:
+            num_mixed = to_border  # From there chunks are cheaper, and may win.
         mixed_ms = self.cost.predict(_mixed_shape(alone.shape, prefill, num_mixed))
         mixed, best_rate = Choice(_grant(prefill, num_mixed)), num_mixed / mixed_ms
         fits = mixed_ms <= alone.ms + slack_ms
         if fits and num_mixed == sum(sequence.num_plannable for sequence in prefill):
             return mixed
         best = mixed
-        for rows in _chunk_sizes(batch):
+        for rows in _chunk_sizes(batch, self._chunk_grain):
             num_rows = sum(length for _, length in rows)
             shape = rows_shape((sequence.num_planned, length) for sequence, length in rows)
             num_layers = self._layers_within(shape, slack_ms)
@@ -250,14 +260,18 @@ def _grant(prefill: list[Sequence], num_rows: int) -> list[tuple[Sequence, int]]
     return rows
 
 
-def _chunk_sizes(batch: list[tuple[Sequence, int]]) -> list[list[tuple[Sequence, int]]]:
-    """A batch as it is; one sequence also by halves: its layers then fit a smaller slack."""
-    sizes = [batch]
-    if len(batch) == 1:
-        (sequence, length) = batch[0]
-        while length // 2 >= _MIN_CHUNK_TOKENS:
-            length //= 2
-            sizes.append([(sequence, length)])
+def _chunk_sizes(batch: list[tuple[Sequence, int]], grain: int) -> list[list[tuple[Sequence, int]]]:
+    """A batch as it is; one sequence also by halves: its layers then fit a smaller slack. Long ones keep to `grain`."""
+    (sequence, length) = batch[0]
+    if len(batch) > 1:
+        return [batch]
+    if length >= grain > 1:
+        to_border = -sequence.num_planned % grain
+        length = to_border or grain << (length // grain).bit_length() - 1
+    sizes = [[(sequence, length)]]
+    while length // 2 >= _MIN_CHUNK_TOKENS:
+        length //= 2
+        sizes.append([(sequence, length)])
     return sizes
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
+
+import numpy as np
 
 from twinpath.config import SchedulerConfig
 from twinpath.scheduler.cost import CPU_PRIOR, CUDA_PRIOR, CostModel, StepShape
+from twinpath.scheduler.curve import H200_FEW_RATE, H200_MANY_RATE, H200_POINTS, CurvedCost
 from twinpath.scheduler.lanes import LaneSettings
 from twinpath.scheduler.memory import MemorySettings
 from twinpath.scheduler.scheduler import SchedulerLimits
@@ -15,8 +19,10 @@ from twinpath.types import EngineInfo
 _DEFAULT_STEP_TOKENS = {"cpu": 256, "cuda": 8192}
 #: Uncached tokens of half a second or more of prefill.
 _DEFAULT_FLEX_THRESHOLD = {"cpu": 512, "cuda": 2048}
-#: Longest step while no stream waits for a token.
-_IDLE_STEP_MS = {"cpu": 50.0, "cuda": 20.0}
+#: Longest step while no stream waits for a token. Two are under way, and an arrival waits for both.
+_IDLE_STEP_MS = {"cpu": 50.0, "cuda": 3.0}
+#: Prefill that a GPU runs as one captured step.
+_FAST_STEP_MS = {"cpu": 0.0, "cuda": 20.0}
 
 
 def resolve_step_tokens(config: SchedulerConfig, device: Literal["cpu", "cuda"], window_tokens: int) -> int:
@@ -49,12 +55,23 @@ def resolve_lanes(config: SchedulerConfig, info: EngineInfo) -> LaneSettings:
         itl_budget=config.itl_budget,
         itl_budget_ms=config.itl_budget_ms,
         idle_step_ms=_IDLE_STEP_MS[info.device],
+        fast_step_ms=_FAST_STEP_MS[info.device],
     )
 
 
 def first_cost_model(info: EngineInfo) -> CostModel:
     """What is assumed of a device before it is measured."""
-    return CostModel(CUDA_PRIOR if info.device == "cuda" else CPU_PRIOR)
+    if info.device == "cpu":
+        return CostModel(CPU_PRIOR)
+    points = _at_sizes(H200_POINTS, info.step_sizes) if info.step_sizes else H200_POINTS
+    return CurvedCost(CUDA_PRIOR, points, H200_FEW_RATE, H200_MANY_RATE, info.chunk_grain)
+
+
+def _at_sizes(points: Sequence[tuple[int, float]], sizes: Sequence[int]) -> list[tuple[int, float]]:
+    """The same curve, up to the largest of `sizes` at these, with the given points beyond."""
+    rows, times = [row for row, _ in points], [ms for _, ms in points]
+    own = [(size, float(np.interp(size, rows, times))) for size in sizes]
+    return own + [(row, ms) for row, ms in points if row > max(sizes)]
 
 
 def describe_lanes(limits: SchedulerLimits, cost: CostModel) -> str:

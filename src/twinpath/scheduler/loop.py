@@ -146,7 +146,8 @@ class EngineLoop:
         result = self._spin() if self._spins else self._engine.poll()
         self.beat.begin()
         if result is not None:
-            self._send(self._scheduler.commit(result))
+            self._send(self._scheduler.commit(result, settle=False))
+            self._scheduler.settle()
 
     def _spin(self) -> StepResult | None:
         """The next result; None when a message came first, which may change what runs next."""

@@ -139,6 +139,15 @@ class Roster:
         sequence.phase = Phase.DONE
         self._leave(sequence)
 
+    def land(self, rows: list[Row]) -> None:
+        """A committed plan's rows are in flight no more."""
+        for row in rows:
+            sequence = row.sequence
+            sequence.in_flight -= 1
+            self.memory.offer_prefix(sequence)
+            if not sequence.in_flight and sequence.phase is not Phase.RUNNING:
+                self.settle(sequence)
+
     def settle(self, sequence: Sequence) -> None:
         """No outstanding plan touches the sequence any more."""
         self._leaving.discard(sequence.order)

@@ -87,6 +87,8 @@ class Scheduler:
         )
         self._roster = Roster(self.policy, self.memory, self._clock, self.max_running)
         self._num_replans = 0
+        #: Rows committed last, until `settle`.
+        self._landed: list[Row] = []
         #: Plan as without lanes, to measure steps of a given shape.
         self.lanes_paused = False
         self.planner: LanePlanner | None = None
@@ -95,7 +97,8 @@ class Scheduler:
         #: Who comes in on what promise; None without lanes: then nothing is promised.
         self.admission: Admission | None = None
         if limits.lanes is not None:
-            self.planner = LanePlanner(limits.lanes, self.cost, info.num_layers, limits.max_num_batched_tokens)
+            max_rows, grain = limits.max_num_batched_tokens, info.chunk_grain
+            self.planner = LanePlanner(limits.lanes, self.cost, info.num_layers, max_rows, grain)
             self.forecast = Forecast(self.cost, limits.max_num_batched_tokens)
             outlook = Outlook(self.planner, self._roster, info.num_layers)
             self.admission = Admission(outlook, self.forecast, self._clock, shed=limits.shed)
@@ -308,8 +311,8 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------------ commit
 
-    def commit(self, result: StepResult) -> list[Event]:
-        """Account for the oldest outstanding plan and return what its requests are to be told."""
+    def commit(self, result: StepResult, *, settle: bool = True) -> list[Event]:
+        """Account for the oldest outstanding plan; what its requests are to be told. Without `settle` it comes next."""
         step = self._outstanding.popleft()
         assert step.step_id == result.step_id, "results must come back in submission order"
         events: list[Event] = []
@@ -325,12 +328,15 @@ class Scheduler:
             if self.planner is not None and not step.shape.num_decode:
                 self.planner.note_measured(step.period, step.predicted_ms, result.elapsed_ms)
             self._commit_rows(step, result, events)
-        for row in step.rows:
-            sequence = row.sequence
-            sequence.in_flight -= 1
-            if not sequence.in_flight and sequence.phase is not Phase.RUNNING:
-                self._roster.settle(sequence)
+        self._landed = step.rows
+        if settle:
+            self.settle()
         return events
+
+    def settle(self) -> None:
+        """Make new prefixes findable, and take back what ended requests held."""
+        landed, self._landed = self._landed, []
+        self._roster.land(landed)
 
     def _commit_rows(self, step: Step, result: StepResult, events: list[Event]) -> None:
         counts, tokens = result.counts.tolist(), result.tokens.tolist()
@@ -364,8 +370,6 @@ class Scheduler:
                 self._emit(sequence, [], None, events)
             # Repeats beyond a stop token wrote KV of tokens that do not count.
             sequence.num_computed = min(sequence.num_computed, sequence.num_known)
-            if sequence.num_computed >= (sequence.num_inserted_pages + 1) * self.info.page_size:
-                self.memory.offer_prefix(sequence)
 
     def _emit(
         self, sequence: Sequence, new_tokens: list[int], logprobs: list[TokenLogprob] | None, events: list[Event]
@@ -391,10 +395,8 @@ class Scheduler:
                         row.sequence.roll_back()
         self.memory.residency.return_releases(step.releases)
 
-    # --------------------------------------------------------------------------------------------------- integrity
-
     def check_integrity(self) -> None:
-        """Raise AssertionError unless pages, slots, queues and counters agree. For tests: walks everything."""
+        """Raise AssertionError unless pages, slots, queues and counters agree. For tests."""
         self._roster.check_integrity([row.sequence for step in self._outstanding for row in step.rows])
         for sequence in self._roster.running:
             assert sequence.chunk is None or sequence.chunk in self._chunks, "a chunk is lost"

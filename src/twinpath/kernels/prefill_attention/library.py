@@ -32,6 +32,11 @@ class LibraryAttention:
         self._sizes = [size for size in CHUNK_SIZES if size <= max_rows]
         self._longest = longest
 
+    @property
+    def grain(self) -> int:
+        """Fewest rows of a chunk that goes this way; it begins at a multiple of them."""
+        return self._sizes[0]
+
     @staticmethod
     def nbytes(shape: HeadShape, longest: int, max_rows: int, value_bytes: int) -> int:
         return 2 * longest * shape.num_kv_heads * shape.head_dim * value_bytes + 4 * shape.num_heads * max_rows
