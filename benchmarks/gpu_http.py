@@ -17,6 +17,7 @@ import shutil
 import statistics
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -223,11 +224,19 @@ async def beside_prefills(load: Load, prompts: Prompts, arguments: argparse.Name
     fresh = [prompts.make(128) for _ in range(arguments.arrivals)]
     alone = [(await load.chat(messages, 1)).ttft_ms or 0.0 for messages in longs[:3]]
     beside = LongClient(load, longs[3 : 3 + len(longs) // 2])
-    running = asyncio.create_task(beside.run())
+    streaming = asyncio.gather(*(load.chat(messages, arguments.beside_tokens) for messages in short))
     await asyncio.sleep(0.3)
     began_s = time.perf_counter()
-    itl = await streams(load, short, arguments.beside_tokens)
-    inside = beside.inside_ms(began_s, time.perf_counter())
+    running = asyncio.create_task(beside.run())
+    records = await streaming
+    ended_s = min(record.piece_s[-1] for record in records)
+    inside = beside.inside_ms(began_s, ended_s)
+    gaps = [
+        1e3 * (later - sooner)
+        for record in records
+        for sooner, later in pairwise(record.piece_s)
+        if sooner >= began_s and later <= ended_s
+    ]
     await beside.stop(running)
     other = LongClient(load, longs[3 + len(longs) // 2 :])
     running = asyncio.create_task(other.run())
@@ -238,7 +247,7 @@ async def beside_prefills(load: Load, prompts: Prompts, arguments: argparse.Name
     await other.stop(running)
     kept = sorted(alone)[len(alone) // 2] / statistics.median(inside) if inside else 0.0
     return {
-        "itl": itl,
+        "itl": {"streams": len(records), **spread(gaps)},
         "prefill_alone_ms": [round(ms, 1) for ms in alone],
         "prefill_beside_ms": inside,
         "prefill_speed_kept": round(kept, 3),
@@ -300,14 +309,16 @@ def main() -> None:
     parser.add_argument("--beside-tokens", type=int, default=1300, help="of a stream beside prefills")
     parser.add_argument("--long-prompts", type=int, default=30)
     parser.add_argument("--starts", type=int, default=2)
+    parser.add_argument("--reuse", action="store_true", help="the model that --directory holds")
     parser.add_argument("--longest", type=int, default=32_000)
     parser.add_argument("--serve", default="", help="more flags for the server")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     report: dict[str, Any] = {"model": arguments.model}
     began_s = time.perf_counter()
-    gigabytes = write_model(MODELS[arguments.model], arguments.directory, arguments.tokenizer, arguments.device)
-    print(f"wrote {gigabytes:.1f} GB in {time.perf_counter() - began_s:.1f} s", flush=True)
+    if not arguments.reuse:
+        gigabytes = write_model(MODELS[arguments.model], arguments.directory, arguments.tokenizer, arguments.device)
+        print(f"wrote {gigabytes:.1f} GB in {time.perf_counter() - began_s:.1f} s", flush=True)
     starts = []
     for _ in range(arguments.starts):
         port = free_port()
