@@ -88,6 +88,17 @@ def test_an_outlier_moves_the_tail_and_not_the_prediction_but_a_run_of_them_does
     assert model.predict(shape) == pytest.approx(20 * by_hand(shape), rel=0.01)
 
 
+def test_what_was_not_seen_for_long_is_believed_as_it_comes() -> None:
+    """Calibrated while the machine was busy: everything takes two fifths of what was thought."""
+    model, decode, prefill = CostModel(LAW), StepShape(2, 400, num_sampled=2), StepShape(num_prefill=64)
+    model.observe(prefill, by_hand(prefill))
+    for _ in range(300):
+        model.observe(decode, 0.39 * by_hand(decode))
+    assert model.predict(decode) == pytest.approx(0.39 * by_hand(decode))
+    model.observe(prefill, 0.39 * by_hand(prefill))
+    assert model.predict(prefill) == pytest.approx(0.39 * by_hand(prefill))
+
+
 def test_an_engine_that_does_not_measure_teaches_nothing() -> None:
     model = CostModel(LAW)
     model.observe(StepShape(1, 1), 0.0)

@@ -9,8 +9,9 @@ import pytest
 from scheduler.stepping import Bench, make_request
 from twinpath.engine.scripted import Script
 from twinpath.scheduler import Coefficients, CostModel, LaneSettings
-from twinpath.scheduler.cost import shape_of
+from twinpath.scheduler.cost import StepShape, shape_of
 from twinpath.scheduler.rollout import work_ms
+from twinpath.scheduler.step import Step
 from twinpath.types import Promise, TokensEvent
 
 #: Few rows are dear: prefill goes in slices. Or weights are: rows ride along.
@@ -111,3 +112,20 @@ def test_a_promise_is_what_the_rollout_says() -> None:
     bench.run()
     [promise] = [event.promise for event in bench.told["only"] if isinstance(event, TokensEvent)]
     assert isinstance(promise, Promise) and promise.predicted_ttft_ms == pytest.approx(expected_s * 1e3)
+
+
+def test_time_between_steps_is_seen_and_counts_for_each_step_to_come() -> None:
+    bench = Timed(COSTS["slices"], "twinpath")
+    bench.expect("stream", 10, 300)
+    assert bench.scheduler.admission is not None
+    outlook = bench.scheduler.admission.outlook
+    before_s = bench.expect("last", 80, 1) - bench.now_s
+    for index in range(400):
+        step = Step(index, [], (), 0, 10, shape=StepShape(1, 100), planned_s=1.0 + index * 0.0034)
+        outlook.note_step(step, 3.0)
+    assert outlook.gap_ms == pytest.approx(0.4, rel=0.01)
+    outlook.note_step(Step(400, [], (), 0, 10, shape=StepShape(1, 100), planned_s=9.0), 3.0)
+    assert outlook.gap_ms == pytest.approx(0.4, rel=0.01), "a rest is no gap"
+    after_s = outlook.first_token_ms(bench.scheduler.roster.sequences["last"], bench.now_s)[0] / 1e3
+    num_steps = round((after_s - before_s) / 0.0004)
+    assert num_steps > 1 and after_s - before_s == pytest.approx(num_steps * 0.0004, rel=0.02)

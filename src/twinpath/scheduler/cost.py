@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 
 import msgspec
 import numpy as np
@@ -16,6 +17,10 @@ from twinpath.types import StepPlan
 #: share of itself: a few late steps in many say nothing of the next (errors of first tokens fell from 8 to 6 %).
 _GAIN = 0.1
 _MOST_AT_ONCE = 0.2
+#: But what was not seen for so many steps, or fewer times than this, is believed as it comes: the machine has another
+#: speed by now, or had one while it was calibrated.
+_STALE_STEPS = 256
+_FEW = 4
 #: A step this many times its prediction, or less than its inverse, is an outlier ...
 _OUTLIER_RATIO = 2.5
 #: ... unless this many in a row agree: then the machine has changed.
@@ -102,6 +107,8 @@ class CostModel:
         self.num_outliers = 0
         self._corrections: dict[int, float] = {}
         self._strays: dict[int, int] = {}
+        #: When a bucket was seen last, as `num_observed`, and how often since it was stale.
+        self._seen: dict[int, tuple[int, int]] = {}
         #: Measured / predicted of the last steps, outliers included: what a p99 is made of.
         self._ratios: deque[float] = deque(maxlen=_TAIL_WINDOW)
         self._tail: tuple[float, int, float] = (0.0, 0, 1.0)
@@ -131,15 +138,19 @@ class CostModel:
         ratio = elapsed_ms / self._base(shape)
         self._ratios.append(ratio / correction)
         self.num_observed += 1
-        if not 1 / _OUTLIER_RATIO < ratio / correction < _OUTLIER_RATIO:
+        last, num_seen = self._seen.get(bucket, (0, 0))
+        num_seen = 1 if self.num_observed - last > _STALE_STEPS else num_seen + 1
+        self._seen[bucket] = self.num_observed, num_seen
+        # Whatever disturbs a step makes it longer.
+        if ratio > _OUTLIER_RATIO * correction or (_OUTLIER_RATIO * ratio < correction and num_seen > _FEW):
             self.num_outliers += 1
             strays = self._strays[bucket] = self._strays.get(bucket, 0) + 1
             if strays < _OUTLIERS_IN_A_ROW:
                 return
             correction = ratio
         self._strays[bucket] = 0
-        most = _MOST_AT_ONCE * correction
-        self._corrections[bucket] = correction + _GAIN * max(-most, min(most, ratio - correction))
+        most = _MOST_AT_ONCE * correction if num_seen > _FEW else inf
+        self._corrections[bucket] = correction + max(_GAIN, 1 / num_seen) * max(-most, min(most, ratio - correction))
 
     def tail_ratio(self, quantile: float) -> float:
         """Quantile of measured / predicted over the last steps; 1 before there are enough to tell."""
@@ -177,6 +188,7 @@ class CostModel:
         self.coefficients = replace(self.coefficients, **dict(zip(_FITTED, solution.tolist(), strict=True)))
         self._corrections.clear()
         self._strays.clear()
+        self._seen.clear()
         self._ratios.clear()
         self._tail = (0.0, 0, 1.0)
 

@@ -6,6 +6,7 @@ from twinpath.scheduler.lanes import LanePlanner
 from twinpath.scheduler.rollout import Ghost, GhostChunk, GhostRow, Rollout, work_ms
 from twinpath.scheduler.roster import Roster
 from twinpath.scheduler.sequence import Lane, Sequence
+from twinpath.scheduler.step import Step
 
 #: Of those that wait ahead, so many are played through; the work of the others counts at the rate found. Of those
 #: behind, so many may ride in the same steps.
@@ -14,13 +15,31 @@ _MOST_BEHIND = 4
 _ENDLESS = 1 << 30
 
 
+#: Time between two steps is followed so slowly; a longer one was a rest.
+_GAIN = 0.02
+_LONGEST_GAP_MS = 1.0
+
+
 class Outlook:
-    """Looks ahead for arrivals."""
+    """Looks ahead for arrivals, and back at how long steps took with all that is around them."""
 
     def __init__(self, planner: LanePlanner, roster: Roster, num_layers: int) -> None:
         self.planner = planner
         self.roster = roster
         self._num_layers = num_layers
+        #: From the end of a step to the start of the next: planning, telling, the way to the engine and back.
+        self.gap_ms = 0.0
+        #: When the last step should have ended; 0: not known.
+        self._end_s = 0.0
+
+    def note_step(self, step: Step, elapsed_ms: float) -> None:
+        """It is done."""
+        if not step.shape.num_decode:
+            self.planner.note_measured(step.period, step.predicted_ms, elapsed_ms)
+        gap_ms = (step.planned_s - self._end_s) * 1e3
+        if self._end_s and 0.0 < gap_ms < _LONGEST_GAP_MS:
+            self.gap_ms += _GAIN * (gap_ms - self.gap_ms)
+        self._end_s = step.planned_s + elapsed_ms / 1e3 if elapsed_ms > 0.0 else 0.0
 
     def first_token_ms(self, sequence: Sequence, now_s: float) -> tuple[float, float]:
         """From the end of the planned steps to the first token of a waiting sequence, and the work done in a
@@ -35,7 +54,9 @@ class Outlook:
         if sequence.lane is Lane.FLEX:
             for ghost in running:
                 ghost.num_outputs_left = _ENDLESS  # In so long a time others come for those that go.
-        rollout = Rollout(self.planner, self._num_layers, self.roster.max_running, running, waiting, chunks)
+        rollout = Rollout(
+            self.planner, self.gap_ms, self._num_layers, self.roster.max_running, running, waiting, chunks
+        )
         return rollout.until_first_token(target, rest_ms), rollout.rate
 
     def _ghost(self, sequence: Sequence, now_s: float) -> Ghost:

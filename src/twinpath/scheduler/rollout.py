@@ -89,6 +89,8 @@ class Rollout:
     """A world of ghosts. `waiting` come in by their order, one FLEX at a time, while fewer than `max_running` run."""
 
     planner: LanePlanner
+    #: From a step to the next.
+    gap_ms: float
     num_layers: int
     max_running: int
     running: list[Ghost]
@@ -164,7 +166,7 @@ class Rollout:
         alone = shape_of_rows([(ghost, ghost.num_plannable) for ghost in decode])
         # Contexts grow evenly: the step in the middle is the mean one.
         self._pass(alone)
-        self.elapsed_ms += (num_steps - 1) * self.planner.cost.predict_later(alone, num_steps // 2)
+        self.elapsed_ms += (num_steps - 1) * (self.planner.cost.predict_later(alone, num_steps // 2) + self.gap_ms)
         for ghost in decode:
             ghost.run(ghost.num_plannable)
             ghost.skip(num_steps - 1)
@@ -229,7 +231,7 @@ class Rollout:
     def _pass(self, shape: StepShape) -> None:
         step_ms = self.planner.cost.predict(shape)
         self.planner.note_planned(step_ms, shape.num_decode > 0)
-        self.elapsed_ms += step_ms
+        self.elapsed_ms += step_ms + self.gap_ms
 
 
 def shape_of_rows(rows: list[tuple[Ghost, int]]) -> StepShape:

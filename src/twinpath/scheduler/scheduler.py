@@ -325,8 +325,8 @@ class Scheduler:
             self.num_steps += num_steps
             self._num_replans = 0
             self.cost.observe(step.shape, result.elapsed_ms / num_steps)
-            if self.planner is not None and not step.shape.num_decode:
-                self.planner.note_measured(step.period, step.predicted_ms, result.elapsed_ms)
+            if self.admission is not None:
+                self.admission.outlook.note_step(step, result.elapsed_ms)
             self._commit_rows(step, result, events)
         self._landed = step.rows
         if settle:
