@@ -3,6 +3,8 @@
 #                another model or port: make serve MODEL=./model.gguf ARGS="--port 8001"
 #   make test    its own environment, then the whole suite
 #   make test-sdk  client libraries (openai, anthropic, Agents SDK, LangChain, ...) against the scripted engine
+#   make test-sdk-model  the same libraries against the default model (a few minutes)
+#   make test-schema     200 generated requests for every operation of the API, good and bad (CI makes 25)
 #   make check   lint, format, types, import directions, sizes
 #   make bench   decode, TTFT and batch on this machine against other backends (see benchmarks/)
 
@@ -14,12 +16,14 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 VENV ?= .venv
 TEST_VENV ?= .venv-test
 SDK_VENV ?= .venv-sdk
+# LlamaIndex wants openai < 3, the Agents SDK wants more: an environment of its own.
+LLAMA_INDEX_VENV ?= .venv-llama-index
 MODEL ?= smollm2-135m
 
 # What an installed environment depends on: Python sources do not count, the install is editable.
 BUILD_INPUTS := pyproject.toml hatch_build.py src/twinpath/native/build.py $(shell find src/twinpath/native/csrc -type f 2>/dev/null)
 
-.PHONY: setup serve chat test test-sdk check bench wheel clean
+.PHONY: setup serve chat test test-sdk test-sdk-model test-schema check bench wheel clean
 
 setup: $(VENV)/.installed
 
@@ -33,8 +37,19 @@ test: $(TEST_VENV)/.installed
 	@$(TEST_VENV)/bin/python -m pytest $(ARGS)
 
 # The libraries' own leaks and deprecations are theirs.
-test-sdk: $(SDK_VENV)/.installed
-	@PYTHONPATH=src $(SDK_VENV)/bin/python -m pytest tests/sdk -p no:unraisableexception -o filterwarnings=ignore $(ARGS)
+SDK_TEST = -m pytest -p no:unraisableexception -o filterwarnings=ignore
+test-sdk: $(SDK_VENV)/.installed $(LLAMA_INDEX_VENV)/.installed
+	@PYTHONPATH=src $(SDK_VENV)/bin/python $(SDK_TEST) tests/sdk --ignore tests/sdk/real $(ARGS)
+	@PYTHONPATH=src $(LLAMA_INDEX_VENV)/bin/python $(SDK_TEST) tests/sdk/test_llama_index.py tests/sdk/test_recipes.py -k llama_index $(ARGS)
+
+test-sdk-model: export TWINPATH_SERVE = $(VENV)/bin/twinpath serve
+test-sdk-model: $(VENV)/.installed $(SDK_VENV)/.installed $(LLAMA_INDEX_VENV)/.installed
+	@PYTHONPATH=src $(SDK_VENV)/bin/python $(SDK_TEST) tests/sdk/real --timeout 300 $(ARGS)
+	@PYTHONPATH=src $(LLAMA_INDEX_VENV)/bin/python $(SDK_TEST) tests/sdk/real --timeout 300 -k LlamaIndex $(ARGS)
+
+test-schema: export TWINPATH_SCHEMA_EXAMPLES = 200
+test-schema: $(TEST_VENV)/.installed
+	@$(TEST_VENV)/bin/python -m pytest tests/api/test_conformance.py --timeout 1800 $(ARGS)
 
 check: $(TEST_VENV)/.installed
 	@$(TEST_VENV)/bin/ruff check .
@@ -50,7 +65,7 @@ wheel: $(TEST_VENV)/.installed
 	@$(TEST_VENV)/bin/python -m build --outdir dist .
 
 clean:
-	rm -rf $(VENV) $(TEST_VENV) $(SDK_VENV) build dist src/twinpath/native/_lib
+	rm -rf $(VENV) $(TEST_VENV) $(SDK_VENV) $(LLAMA_INDEX_VENV) build dist src/twinpath/native/_lib
 
 # $(1): environment folder, $(2): extra. The stamp is written last, so that an interrupted install is done again.
 define environment
@@ -65,12 +80,21 @@ $(eval $(call environment,$(VENV),))
 $(eval $(call environment,$(TEST_VENV),[dev]))
 
 # Client libraries pin much, so they live apart; with what the HTTP side imports, and without the compiled step.
-$(SDK_VENV)/.installed: pyproject.toml tests/sdk/requirements.txt tests/sdk/package.json
+# $(1): environment folder, $(2): its requirements.
+define client_environment
 	@test -n "$(PYTHON)" || { echo "twinpath needs Python >= 3.11 (set PYTHON=/path/to/python)" >&2; exit 2; }
-	@test -x $(SDK_VENV)/bin/python || { echo "creating $(SDK_VENV)"; $(PYTHON) -m venv $(SDK_VENV); }
-	@$(SDK_VENV)/bin/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-		print(*p["dependencies"], sep="\n")' > $(SDK_VENV)/runtime.txt
-	@$(SDK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $(SDK_VENV)/runtime.txt -r tests/sdk/requirements.txt
+	@test -x $(1)/bin/python || { echo "creating $(1)"; $(PYTHON) -m venv $(1); }
+	@$(1)/bin/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*p["dependencies"], sep="\n")' > $(1)/runtime.txt
+	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check -r $(1)/runtime.txt -r $(2)
+endef
+
+$(LLAMA_INDEX_VENV)/.installed: pyproject.toml tests/sdk/requirements-llama-index.txt
+	$(call client_environment,$(LLAMA_INDEX_VENV),tests/sdk/requirements-llama-index.txt)
+	@touch $@
+
+$(SDK_VENV)/.installed: pyproject.toml tests/sdk/requirements.txt tests/sdk/package.json
+	$(call client_environment,$(SDK_VENV),tests/sdk/requirements.txt)
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/sdk; \
 		else echo "npm is not installed: the AI SDK's test will skip"; fi
 	@touch $@

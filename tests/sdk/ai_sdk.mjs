@@ -37,6 +37,12 @@ results.streamedToolLoop = await (async () => {
   return running.text;
 })();
 
+const cities = [];
+const noted = tool({ ...weather, execute: async ({ city }) => (cities.push(city), "18 degrees") });
+const two = streamText({ model, tools: { get_weather: noted }, prompt: "Compare Oslo and Rome." });
+await two.consumeStream();
+results.twoCalls = { cities: cities.sort(), ids: new Set((await two.toolCalls).map((call) => call.toolCallId)).size };
+
 const city = z.object({ name: z.string(), population: z.number().int() });
 const output = Output.object({ schema: city });
 results.structured = (await generateText({ model, output, prompt: "Describe the city as JSON." })).output;

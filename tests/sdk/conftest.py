@@ -13,9 +13,15 @@ import pytest
 from api.live_server import LiveServer, Setup
 from twinpath.engine.scripted import Script
 
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+def weather_in(city: str) -> str:
+    return f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+
+
+CALL = weather_in("Paris")
 #: First match wins, and a later turn's prompt holds the earlier ones.
 SCRIPTS = (
+    Script(match="Oslo and Rome", text="\n".join(map(weather_in, ("Oslo", "Rome"))), chunks=(3, 1)),
     Script(match="18 degrees", text="It is 18 degrees in Paris.", chunks=(3,)),
     Script(match="weather", text=CALL, chunks=(1, 4, 2)),
     Script(match="as JSON", text='{"name":"Paris","population":2100000}', chunks=(2,)),

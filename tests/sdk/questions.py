@@ -7,6 +7,7 @@ from api.live_server import MODEL
 ANSWER = "Paris is the capital."
 WEATHER_QUESTION = "What is the weather in Paris?"
 WEATHER_RESULT = "18 degrees"
+TWO_CITIES = "Compare Oslo and Rome."
 WEATHER_ANSWER = "It is 18 degrees in Paris."
 JSON_QUESTION = "Describe the city as JSON."
 CITY = {"name": "Paris", "population": 2_100_000}
@@ -29,6 +30,7 @@ __all__ = [
     "LONG_QUESTION",
     "MODEL",
     "TOO_LONG",
+    "TWO_CITIES",
     "WEATHER_ANSWER",
     "WEATHER_QUESTION",
     "WEATHER_RESULT",

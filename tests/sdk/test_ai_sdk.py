@@ -30,6 +30,7 @@ def test_chat_streams_tools_structure_overflow_and_cancel(server: LiveServer, ba
     assert results["outputTokens"] == results["streamedOutputTokens"] == len(q.ANSWER) + 1
     assert results["finishReason"] == "stop"
     assert results["toolLoop"] == results["streamedToolLoop"] == q.WEATHER_ANSWER
+    assert results["twoCalls"] == {"cities": ["Oslo", "Rome"], "ids": 2}
     assert results["structured"] == q.CITY
     overflow = results["overflow"]
     assert overflow["isApiCallError"] and overflow["status"] == 400

@@ -1,5 +1,5 @@
-"""LlamaIndex's OpenAILike. It needs openai < 3 and the Agents SDK >= 3: an environment of its own (the `pip` line is in
-`docs/recipes/llama_index.md`)."""
+"""LlamaIndex's OpenAILike. It needs openai < 3 and the Agents SDK >= 3: `make test-sdk` gives it an environment of its
+own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def user(text: str) -> Any:
 
 def test_chat_stream_and_completion(llm: Any) -> None:
     assert llm.chat([user("hi")]).message.content == q.ANSWER
-    assert "".join(chunk.delta or "" for chunk in llm.stream_chat([user("hi")])) == q.ANSWER
+    chunks = list(llm.stream_chat([user("hi")], stream_options={"include_usage": True}))
+    assert "".join(chunk.delta or "" for chunk in chunks) == q.ANSWER
+    [usage] = [chunk.raw.usage for chunk in chunks if getattr(chunk.raw, "usage", None)]
+    assert usage.completion_tokens == len(q.ANSWER) + 1
     assert llm.complete("hi").text == q.ANSWER
 
 

@@ -48,6 +48,16 @@ async def test_a_stream_joins_to_the_answer(model: Any) -> None:
         if event.type == "raw_response_event" and event.data.type == "response.output_text.delta"
     ]
     assert "".join(deltas) == q.ANSWER == result.final_output
+    if isinstance(model, agents.OpenAIResponsesModel):
+        assert result.context_wrapper.usage.output_tokens == len(q.ANSWER) + 1
+
+
+async def test_a_stream_of_chat_has_its_usage_when_asked(model: Any) -> None:
+    agent = agents.Agent(name="a", model=model, model_settings=agents.ModelSettings(include_usage=True))
+    result = agents.Runner.run_streamed(agent, "hi")
+    async for _ in result.stream_events():
+        pass
+    assert result.context_wrapper.usage.output_tokens == len(q.ANSWER) + 1
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -52,6 +52,32 @@ def test_a_tool_call_is_demanded_by_default_and_valid(model: Any) -> None:
     assert (json.loads(arguments) if isinstance(arguments, str) else arguments) == {"city": "Paris"}
 
 
+def test_a_tool_loop(model: Any) -> None:
+    """With the roles by which its agents replay a call and its result."""
+    role = smolagents.models.MessageRole
+    first = model.generate([user(q.WEATHER_QUESTION)], tools_to_call_from=[GetWeather()])
+    called = [{"type": "text", "text": f"Calling tools: {[str(call.function) for call in first.tool_calls]}"}]
+    result = [{"type": "text", "text": f"Observation:\n{q.WEATHER_RESULT}"}]
+    turns = [
+        user(q.WEATHER_QUESTION),
+        smolagents.ChatMessage(role=role.TOOL_CALL, content=called),
+        smolagents.ChatMessage(role=role.TOOL_RESPONSE, content=result),
+    ]
+    assert model.generate(turns).content == q.WEATHER_ANSWER
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_two_calls_at_once_stay_apart(model: Any, streamed: bool) -> None:
+    if streamed:
+        deltas = model.generate_stream([user(q.TWO_CITIES)], tools_to_call_from=[GetWeather()])
+        calls = smolagents.models.agglomerate_stream_deltas(list(deltas)).tool_calls
+    else:
+        calls = model.generate([user(q.TWO_CITIES)], tools_to_call_from=[GetWeather()]).tool_calls
+    arguments = [call.function.arguments for call in calls]
+    assert [json.loads(a) if isinstance(a, str) else a for a in arguments] == [{"city": "Oslo"}, {"city": "Rome"}]
+    assert len({call.id for call in calls}) == 2
+
+
 def test_structured_output(model: Any) -> None:
     response_format = {
         "type": "json_schema",
