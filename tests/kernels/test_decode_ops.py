@@ -160,6 +160,27 @@ def test_begin_step_embeds_and_cuts_every_row(device: torch.device, dtype: torch
     assert begin_reference.borders(1000, 1 << 30, splits, 16, 32) == [0, 256, 512, 768, 1000]
 
 
+def test_begin_step_cuts_even_parts(device: torch.device, dtype: torch.dtype) -> None:
+    """As many parts as have the least number of tokens; where fewer are used than fit, the others are empty."""
+    width, lengths, window = 64, [1, 199, 200, 350, 5000], 1 << 30
+    embed, gain = draw(4, width, device=device, dtype=dtype), draw(width, device=device)
+    positions = torch.tensor(lengths, device=device).int() - 1
+    residual, scaled = empty(5, width, device=device), empty(5, width, device=device, dtype=dtype)
+    squares, borders = empty(4, B_MAX, device=device), torch.full((1, B_MAX, 7), -1, device=device).int()
+    windows, tokens = torch.tensor([window], device=device).int(), torch.zeros(5, device=device).int()
+    begin_step(
+        tokens, positions, embed, 1.0, gain, windows, residual, scaled, squares, borders,
+        grain=16, least=100, even_parts=3,
+    )  # fmt: skip
+    cut = [begin_reference.even_borders(length, window, 6, 3, 16, 100) for length in lengths]
+    assert borders[0, :5].tolist() == cut
+    assert cut[1:4] == [
+        [0, 199, 199, 199, 199, 199, 199],
+        [0, 112, 200, 200, 200, 200, 200],
+        [0, 128, 256, 350, 350, 350, 350],
+    ]
+
+
 class Scene:
     """Rows of different lengths over shuffled pages; where nobody may look, keys and values are NaN."""
 

@@ -45,8 +45,8 @@ class ChainStep:
         self._spec = weights.spec
         self._pdl = pdl
         self._buffers = buffers
-        self._attention = attention_shape(self._spec, kv.page_size, StepTuning())
-        self.splits: SplitBuffers = split_buffers(self._attention, buffers.tokens.shape[0], weights.embed.device)
+        self.attention = attention_shape(self._spec, kv.page_size, StepTuning())
+        self.splits: SplitBuffers = split_buffers(self.attention, buffers.tokens.shape[0], weights.embed.device)
 
     def num_parts(self, batch: int) -> int:
         """Parts of `attn_squares` that `begin_step` must fill."""
@@ -99,7 +99,7 @@ class ChainStep:
             buffers.positions,
             buffers.borders[window_index(spec, index)],
             attended,
-            shape=self._attention,
+            shape=self.attention,
             buffers=self.splits,
             pdl=self._pdl,
         )

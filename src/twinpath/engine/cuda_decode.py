@@ -9,21 +9,25 @@ import torch
 from twinpath.engine.cuda_buffers import allocate_buffers
 from twinpath.engine.cuda_chain import ChainStep
 from twinpath.engine.cuda_persistent import build_persistent
-from twinpath.engine.cuda_tuning import StepTuning
+from twinpath.engine.cuda_products import ProductStep
+from twinpath.engine.cuda_tuning import tuning_for
 from twinpath.engine.cuda_weights import KvPool, PackedWeights
 from twinpath.kernels.begin_step.kernel import begin_step
 from twinpath.kernels.lm_head.kernel import argmax
-from twinpath.kernels.persistent_step.kernel import MAX_BATCH, TILE_ROWS
+from twinpath.kernels.persistent_step.kernel import TILE_ROWS, PersistentStep
 
 #: Batch sizes worth a graph of their own.
 BATCH_TIERS = (1, 2, 4, 8, 16, 32, 64)
+#: From here on the library's products are faster than the chain's.
+MIN_PRODUCT_ROWS = 16
 
 
 class DecodeStep:
     """Launches or captures decode steps of 1 to `max_batch` rows over one set of buffers, on one stream.
 
     Batches of 1 to 8 run in the persistent kernel where it fits the model and the card (`persistent` False: never),
-    others as a chain; a row's result is the same, bit for bit, for every batch of 1 to 8.
+    or as a chain, those of 16 and more (`min_product_rows`) by the library's products; a row's result is the same, bit
+    for bit, for every batch of 1 to 8.
     """
 
     def __init__(
@@ -35,22 +39,35 @@ class DecodeStep:
         *,
         persistent: bool = True,
         pdl: bool = False,
+        min_product_rows: int | None = None,
     ) -> None:
         self._weights = weights
         self._pdl = pdl
+        on_card = weights.embed.is_cuda
+        self._min_product_rows = min_product_rows or (MIN_PRODUCT_ROWS if on_card else max_batch + 1)
         self.buffers = allocate_buffers(weights, max_pages, max_batch)
         self._chain = ChainStep(weights, kv, self.buffers, pdl)
-        self._persistent = build_persistent(weights, kv, self.buffers, self._chain.splits) if persistent else None
+        self._products = ProductStep(weights, kv, self.buffers, self._chain.attention, self._chain.splits)
+        self._persistent = build_persistent(weights, kv, self.buffers, self._chain.splits) if persistent else {}
 
     def is_persistent(self, batch: int) -> bool:
         """Whether a step of `batch` rows is one kernel."""
-        return self._persistent is not None and batch <= MAX_BATCH
+        return self._persistent_for(batch) is not None
+
+    def _persistent_for(self, batch: int) -> PersistentStep | None:
+        """The narrowest that takes the batch."""
+        return next((step for columns, step in self._persistent.items() if columns >= batch), None)
+
+    def _plain_for(self, batch: int) -> ChainStep | ProductStep:
+        return self._products if batch >= self._min_product_rows else self._chain
 
     def launch(self, batch: int) -> None:
         """Run rows [0, batch): reads tokens, positions and block tables; writes KV, `logits`, `best` and `best_id`."""
         buffers, spec = self.buffers, self._weights.spec
-        persistent = self._persistent if batch <= MAX_BATCH else None
-        parts = spec.hidden_size // TILE_ROWS if persistent else self._chain.num_parts(batch)
+        persistent = self._persistent_for(batch)
+        plain = self._plain_for(batch)
+        parts = spec.hidden_size // TILE_ROWS if persistent else plain.num_parts(batch)
+        tuning = tuning_for(batch)
         begin_step(
             buffers.tokens,
             buffers.positions,
@@ -62,20 +79,21 @@ class DecodeStep:
             buffers.scaled[:batch],
             buffers.attn_squares[:parts],
             buffers.borders,
-            grain=StepTuning().split_grain,
-            least=StepTuning().least_split,
+            grain=tuning.split_grain,
+            least=tuning.least_cluster_split if persistent else tuning.least_split,
+            even_parts=persistent.num_splits if persistent else None,
             pdl=self._pdl,
         )
         if persistent:
             persistent.launch(batch)
         else:
-            self._chain.launch(batch)
+            plain.launch(batch)
 
     def choose_greedy(self, batch: int) -> None:
         """After `launch`: the best token of each row becomes the next step's input, and positions grow by one."""
         buffers = self.buffers
-        persistent = self._persistent if batch <= MAX_BATCH else None
-        num_best = persistent.num_programs if persistent else self._chain.num_best(batch)
+        persistent = self._persistent_for(batch)
+        num_best = persistent.num_programs if persistent else self._plain_for(batch).num_best(batch)
         best, best_id = (
             buffer.view(-1)[: batch * num_best].view(batch, num_best) for buffer in (buffers.best, buffers.best_id)
         )

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import torch
+
 from twinpath.engine.cuda_buffers import StepBuffers, window_index
 from twinpath.engine.cuda_tuning import num_splits
 from twinpath.engine.cuda_weights import KvPool, PackedWeights
 from twinpath.kernels.decode_attention.kernel import SplitBuffers
-from twinpath.kernels.persistent_step.kernel import LayerTensors, PersistentStep, StepShape, StepTensors, is_supported
+from twinpath.kernels.persistent_step.kernel import (
+    COLUMN_WARPS,
+    LayerTensors,
+    PersistentStep,
+    StepShape,
+    StepTensors,
+    is_supported,
+)
 
 
 def build_persistent(
     weights: PackedWeights, kv: KvPool, buffers: StepBuffers, splits: SplitBuffers
-) -> PersistentStep | None:
-    """Compile the step (seconds). None: not Hopper, not bfloat16, or a model with parts that it has not."""
+) -> dict[int, PersistentStep]:
+    """Compile the step (seconds) for each width of batch. Empty: not Hopper, not bfloat16, or a model with parts that
+    it has not."""
     shape = step_shape(weights, kv, buffers)
     spec = weights.spec
     if spec.sandwich_norms or spec.o_bias or not is_supported(shape, weights.embed.device, weights.embed.dtype):
-        return None
+        return {}
     tensors = StepTensors(
         block_tables=buffers.block_tables,
         positions=buffers.positions,
@@ -33,10 +43,17 @@ def build_persistent(
         attended=buffers.attended,
         gated=buffers.gated,
         best_id=buffers.best_id,
-        arrivals=splits.arrivals,
+        arrivals=torch.zeros(
+            buffers.tokens.shape[0] * spec.num_kv_heads * 8, dtype=torch.int32, device=weights.embed.device
+        ),
         meetings=buffers.meetings,
     )
-    return PersistentStep(shape, _layer_tensors(weights, kv), weights.head, tensors)
+    layers = _layer_tensors(weights, kv)
+    return {
+        columns: PersistentStep(shape, layers, weights.head, tensors, columns)
+        for columns in COLUMN_WARPS
+        if columns <= shape.max_batch
+    }
 
 
 def step_shape(weights: PackedWeights, kv: KvPool, buffers: StepBuffers) -> StepShape:

@@ -66,6 +66,20 @@ class CudaKernel:
         if wide_clusters:
             self._set(attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
 
+    def max_clusters(self, cluster: int, block: int) -> int:
+        """Clusters of `cluster` programs that the card holds at a time."""
+        driver, config = self._driver, self._driver.CUlaunchConfig()
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = attribute.value.clusterDim
+        size.x, size.y, size.z = cluster, 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes = self._shared_bytes
+        config.attrs, config.numAttrs = [attribute], 1
+        found = driver.cuOccupancyMaxActiveClusters(self._function, config)
+        return int(_checked("cuOccupancyMaxActiveClusters", found))
+
     def launch(
         self, grid: int | tuple[int, int], block: int, values: Sequence[int], *, dependent: bool = False
     ) -> None:

@@ -14,7 +14,8 @@ def _begin_step(
     tokens_ptr, positions_ptr, embed_ptr, gain_ptr, windows_ptr, residual_ptr, scaled_ptr, squares_ptr, borders_ptr,
     num_parts, embed_scale, vocab_size,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, B_MAX: tl.constexpr, PARTS: tl.constexpr, WINDOWS: tl.constexpr,
-    SPLITS: tl.constexpr, BORDERS: tl.constexpr, GRAIN: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, USED: tl.constexpr, EVEN: tl.constexpr, BORDERS: tl.constexpr,
+    GRAIN: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
@@ -35,9 +36,13 @@ def _begin_step(
     for w in tl.static_range(WINDOWS):
         window = tl.load(windows_ptr + w)
         first = tl.maximum(length - window, 0)
-        blocks = (length - first + SPLITS * GRAIN - 1) // (SPLITS * GRAIN)
-        border = tl.minimum(first + index * tl.maximum(blocks * GRAIN, LEAST), length)
-        border = tl.where(index == SPLITS, length, border)
+        if EVEN:
+            parts = tl.minimum(tl.maximum((length - first) // LEAST, 1), USED)
+            split = (length - first + parts * GRAIN - 1) // (parts * GRAIN) * GRAIN
+        else:
+            split = tl.maximum((length - first + USED * GRAIN - 1) // (USED * GRAIN) * GRAIN, LEAST)
+        border = tl.minimum(first + index * split, length)
+        border = tl.where(index >= USED, length, border)
         tl.store(borders_ptr + (w * B_MAX + row) * (SPLITS + 1) + index, border, mask=index <= SPLITS)
 
 
@@ -55,12 +60,14 @@ def begin_step(
     *,
     grain: int,
     least: int = 0,
+    even_parts: int | None = None,
     pdl: bool = False,
 ) -> None:
     """residual = embed[tokens] * scale; scaled and squares as of `linear_residual`; borders of equal splits.
 
-    A split is a multiple of `grain` tokens, as few as reach the end but `least` or more; that depends on the row's own
-    length alone, so its sums have one order in every batch.
+    A split is a multiple of `grain` tokens, as few as reach the end but `least` or more. With `even_parts` splits are
+    alike instead: as many as have `least` tokens or more, `even_parts` at most. Either depends on the row's own length
+    alone, so its sums have one order in every batch.
 
     Shapes: tokens, positions int32 [B]; embed [vocab, hidden]; gain float32 [hidden]; windows int32 [W] (a large number
         for none); residual float32 and scaled [B, hidden]; squares float32 [parts, B_max]; borders int32
@@ -87,6 +94,8 @@ def begin_step(
         PARTS=triton.next_power_of_2(squares.shape[0]),
         WINDOWS=num_windows,
         SPLITS=num_borders - 1,
+        USED=num_borders - 1 if even_parts is None else even_parts,
+        EVEN=even_parts is not None,
         BORDERS=triton.next_power_of_2(num_borders),
         GRAIN=grain,
         LEAST=least,

@@ -16,3 +16,11 @@ def borders(length: int, window: int, num_splits: int, grain: int, least: int) -
     per_split = -(-(length - first) // (num_splits * grain)) * grain
     size = max(per_split, least)
     return [min(first + i * size, length) for i in range(num_splits)] + [length]
+
+
+def even_borders(length: int, window: int, num_splits: int, most: int, grain: int, least: int) -> list[int]:
+    """The same, [splits + 1], in parts alike of `least` tokens or more, `most` of them at most."""
+    first = max(length - window, 0)
+    parts = min(max((length - first) // least, 1), most)
+    size = -(-(length - first) // (parts * grain)) * grain
+    return [min(first + i * size, length) if i < most else length for i in range(num_splits + 1)]

@@ -75,6 +75,36 @@ def _argmax(
         tl.store(positions_ptr + row, tl.where(position >= 0, position + 1, position))
 
 
+@triton.jit
+def _best_of_tiles(logits_ptr, best_ptr, best_id_ptr, vocab_size, BLOCK: tl.constexpr):
+    row, tile = tl.program_id(0), tl.program_id(1)
+    ids = tile * BLOCK + tl.arange(0, BLOCK)
+    inside = ids < vocab_size
+    values = tl.load(logits_ptr + row.to(tl.int64) * vocab_size + ids, mask=inside, other=float("-inf"))
+    best = tl.max(values, axis=0)
+    best_id = tl.min(tl.where((values == best) & inside, ids, vocab_size), axis=0)
+    cell = row * tl.num_programs(1) + tile
+    tl.store(best_ptr + cell, best)
+    tl.store(best_id_ptr + cell, best_id)
+
+
+_BEST_BLOCK = 4096
+
+
+def num_best_tiles(vocab_size: int) -> int:
+    """Columns of `best` and `best_id` as `best_of_tiles` writes them."""
+    return triton.cdiv(vocab_size, _BEST_BLOCK)
+
+
+def best_of_tiles(logits: torch.Tensor, best: torch.Tensor, best_id: torch.Tensor) -> None:
+    """The best of each 4,096 logits, the lowest id among equal ones; for `argmax`, where a library made the logits.
+
+    Shapes: logits float32 [B, V], contiguous; best float32, best_id int32 [B, num_best_tiles(V)].
+    """
+    (num_batch, vocab_size), tiles = logits.shape, best.shape[1]
+    _best_of_tiles[(num_batch, tiles)](logits, best, best_id, vocab_size, BLOCK=_BEST_BLOCK, num_warps=8)
+
+
 def num_tiles(vocab_size: int, tiling: Tiling) -> int:
     """Columns of `best` and `best_id`."""
     return -(-vocab_size // tiling.rows)

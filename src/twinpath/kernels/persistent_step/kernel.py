@@ -11,8 +11,11 @@ import torch
 
 from twinpath.kernels.nvrtc import CudaKernel, compile_cuda, tensor_map
 
-#: Columns of one `mma`: rows of the batch that a launch can take.
-MAX_BATCH = 8
+#: Rows of the batch that a launch can take, and how warps share them: (warps side by side, blocks of eight of each).
+COLUMN_WARPS = {8: (1, 1)}
+MAX_BATCH = max(COLUMN_WARPS)
+#: Programs that share a weight tile, and a key head's context.
+_CLUSTER = 2
 #: Weight rows of one tile; sums of squares come in parts of so many.
 TILE_ROWS = 16
 #: Warps that compute, beside the one that streams.
@@ -44,6 +47,7 @@ class StepShape:
     gelu: bool
     head_norms: bool
     qkv_bias: bool
+    #: Parts of a context that the buffers hold.
     num_splits: int
     num_windows: int
     page_size: int
@@ -104,7 +108,8 @@ def tile_width(shape: StepShape) -> int | None:
     widths = [w for w in (512,) if not any(k % w for k in sums) and w * 8 // shape.head_dim >= shape.page_size]
     even = shape.vocab_size % TILE_ROWS == 0 and shape.head_dim in (64, 128, 256)
     small = (
-        shape.max_batch >= MAX_BATCH
+        shape.max_batch >= min(COLUMN_WARPS)
+        and shape.max_batch % 4 == 0
         and shape.num_splits <= _MAX_SPLITS
         and shape.num_heads // shape.num_kv_heads <= _MAX_GROUP
     )
@@ -122,14 +127,17 @@ class PersistentStep:
     """One compiled model over one set of buffers. `launch` is one kernel; it may be captured."""
 
     def __init__(
-        self, shape: StepShape, layers: Sequence[LayerTensors], head: torch.Tensor, tensors: StepTensors
+        self, shape: StepShape, layers: Sequence[LayerTensors], head: torch.Tensor, tensors: StepTensors, columns: int
     ) -> None:
         device = tensors.residual.device
-        self.num_programs = torch.cuda.get_device_properties(device).multi_processor_count
-        macros, shared_bytes = step_macros(shape, self.num_programs)
+        macros, shared_bytes = step_macros(shape, columns)
+        self.max_batch = columns
         cubin = compile_cuda(step_source(), macros, "sm_90a")
         self._kernel = CudaKernel(cubin, "decode_step", shared_bytes)
         self._num_threads = (int(macros["WARPS"]) + 1) * 32
+        num_clusters = self._kernel.max_clusters(_CLUSTER, self._num_threads)
+        self.num_programs = num_clusters * _CLUSTER
+        self.num_splits = used_splits(shape)
         width = int(macros["TILE_K"])
         maps = [m for layer in layers for m in _layer_maps(layer, shape, width)] + [_weight_map(head, width)]
         self._maps = torch.tensor(maps, dtype=torch.int64, device=device)
@@ -137,27 +145,28 @@ class PersistentStep:
         self._keep = (layers, head, tensors)
         self._values = [self._table.data_ptr(), self._maps.data_ptr(), self._maps[-1].data_ptr()]
         self._values += [_address(getattr(tensors, name)) for name in StepTensors.__dataclass_fields__]
-        self._max_pages = tensors.block_tables.shape[1]
+        self._sizes = (tensors.block_tables.shape[1], num_clusters)
 
     def launch(self, batch: int) -> None:
-        """Rows [0, batch), batch <= MAX_BATCH, after `begin_step`; the results are those of the chain's last kernel."""
-        if not 0 < batch <= MAX_BATCH:
-            raise ValueError(f"the persistent step takes 1 to {MAX_BATCH} rows, got {batch}")
-        self._kernel.launch(self.num_programs, self._num_threads, [*self._values, batch, self._max_pages])
+        """Rows [0, batch), batch <= max_batch, after `begin_step`; the results are those of the chain's last kernel."""
+        if not 0 < batch <= self.max_batch:
+            raise ValueError(f"this persistent step takes 1 to {self.max_batch} rows, got {batch}")
+        self._kernel.launch(self.num_programs, self._num_threads, [*self._values, batch, *self._sizes])
 
 
-def step_macros(shape: StepShape, num_programs: int) -> tuple[dict[str, str], int]:
+def used_splits(shape: StepShape) -> int:
+    """Parts of a context that meet in memory; each is shared by a cluster."""
+    return max(1, shape.num_splits // _CLUSTER)
+
+
+def step_macros(shape: StepShape, columns: int = 8) -> tuple[dict[str, str], int]:
     """Macros of `step.cu` and the bytes of shared memory: as many stages as fit."""
     width = tile_width(shape)
     if width is None:
         raise ValueError(f"the persistent step does not fit this model: {shape}")
-    group = shape.num_heads // shape.num_kv_heads
+    splits = used_splits(shape)
     stage_bytes = TILE_ROWS * width * 2
-    # As in layout.cuh: sums of two tiles, or queries and new tokens of eight tasks and warps' sums.
-    warps = min(_WARPS, width // shape.head_dim)
-    attention_bytes = 8 * 2 * (group + 2) * shape.head_dim + warps * 4 * group * (shape.head_dim + 2)
-    table_bytes = 72 * shape.num_layers + 4 * 8 * shape.num_windows * (shape.num_splits + 1)
-    scratch_bytes = max(attention_bytes, 2 * 4 * _WARPS * 8 * 20) + table_bytes + 1024
+    scratch_bytes = _scratch_bytes(shape, columns, splits)
     num_stages = (_SHARED_BYTES - scratch_bytes) // stage_bytes
     macros = {
         "HIDDEN": shape.hidden_size,
@@ -167,23 +176,38 @@ def step_macros(shape: StepShape, num_programs: int) -> tuple[dict[str, str], in
         "DIM": shape.head_dim,
         "VOCAB": shape.vocab_size,
         "LAYERS": shape.num_layers,
-        "SPLITS": shape.num_splits,
+        "SPLITS": splits,
+        "BORDERS": shape.num_splits + 1,
         "WINDOWS": shape.num_windows,
         "PAGE": shape.page_size,
         "TILE_K": width,
         "STAGES": num_stages,
         "IN_FLIGHT": min(_IN_FLIGHT, num_stages),
         "AHEAD": _AHEAD,
-        "PROGRAMS": num_programs,
+        "CLUSTER": _CLUSTER,
         "WARPS": _WARPS,
+        "COLUMN_WARPS": COLUMN_WARPS[columns][0],
+        "COLUMN_BLOCKS": COLUMN_WARPS[columns][1],
         "B_MAX": shape.max_batch,
         "EPS": f"{shape.norm_eps!r}f",
         "SCALE": f"{shape.attn_scale * 1.4426950408889634!r}f",
         "GELU": int(shape.gelu),
         "HEAD_NORMS": int(shape.head_norms),
         "QKV_BIAS": int(shape.qkv_bias),
+        "SHARED_BYTES": num_stages * stage_bytes + scratch_bytes,
     }
     return {name: str(value) for name, value in macros.items()}, num_stages * stage_bytes + scratch_bytes
+
+
+def _scratch_bytes(shape: StepShape, columns: int, splits: int) -> int:
+    """Shared memory beside the ring, as `Shared` in layout.cuh, and some more (checked when it is compiled)."""
+    group, dim = shape.num_heads // shape.num_kv_heads, shape.head_dim
+    k_warps = _WARPS // COLUMN_WARPS[columns][0]
+    sums = 2 * _CLUSTER * k_warps * columns * 20 * 4 + 2 * _CLUSTER * TILE_ROWS * columns * 4
+    attention = 4 * 2 * (group + 2) * dim + _WARPS * 4 * group * (dim + 2)
+    messages = 2 * _CLUSTER * (group * dim // _CLUSTER * 4 + 8 * group + 16)
+    tables = 72 * shape.num_layers + 4 * columns * shape.num_windows * (splits + 1) + _WARPS * 4 * columns
+    return max(sums, attention + messages) + tables + 1024
 
 
 @cache
@@ -200,7 +224,8 @@ def _weight_map(weight: torch.Tensor, width: int) -> list[int]:
 
 
 def _layer_maps(layer: LayerTensors, shape: StepShape, width: int) -> list[list[int]]:
-    """Maps in the order of the kernel's struct. A gate box is 8 gates and their 8 ups; a page box one head's page."""
+    """Maps in the order of the kernel's struct. A gate box is 8 gates and their 8 ups; a page box one head's page,
+    keys, then values."""
     inner, hidden = shape.intermediate_size, shape.hidden_size
     gate_up = tensor_map(
         layer.gate_up,
@@ -209,11 +234,9 @@ def _layer_maps(layer: LayerTensors, shape: StepShape, width: int) -> list[list[
         (64, TILE_ROWS // 2, 2, width // 64),
     )
     dim, lines = shape.head_dim, layer.k.numel() // shape.head_dim
-    pages = [
-        tensor_map(cache, (64, lines, dim // 64), (dim, 64), (64, shape.page_size, dim // 64))
-        for cache in (layer.k, layer.v)
-    ]
-    return [_weight_map(layer.qkv, width), _weight_map(layer.o, width), gate_up, _weight_map(layer.down, width), *pages]
+    apart = (layer.v.data_ptr() - layer.k.data_ptr()) // layer.k.element_size()
+    pages = tensor_map(layer.k, (64, lines, dim // 64, 2), (dim, 64, apart), (64, shape.page_size, dim // 64, 2))
+    return [_weight_map(layer.qkv, width), _weight_map(layer.o, width), gate_up, _weight_map(layer.down, width), pages]
 
 
 def _layer_row(layer: LayerTensors) -> list[int]:

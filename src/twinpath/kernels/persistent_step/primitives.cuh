@@ -12,6 +12,8 @@ constexpr int CONSUMERS = CONSUMER_WARPS * 32;
 // Polls before a wait counts as hung: seconds, while a step takes milliseconds. The fault ends the engine's process.
 constexpr u32 MAX_POLLS = 1u << 22;
 
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
+
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
@@ -24,6 +26,7 @@ __device__ __forceinline__ void barrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
+#pragma unroll 1
   for (u32 polls = 0; polls < MAX_POLLS; ++polls) {
     u32 done;
     asm volatile(
@@ -34,6 +37,42 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
     if (done) return;
   }
   __trap();
+}
+
+// The same for a barrier that other programs of the cluster complete.
+__device__ __forceinline__ void cluster_barrier_wait(u32 bar, u32 parity) {
+#pragma unroll 1
+  for (u32 polls = 0; polls < MAX_POLLS; ++polls) {
+    u32 done;
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    if (done) return;
+  }
+  __trap();
+}
+
+__device__ __forceinline__ int cluster_rank() {
+  u32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return (int)rank;
+}
+// Where `address` of this program's shared memory lies in that of another program of the cluster.
+__device__ __forceinline__ u32 shared_address_of(u32 address, int rank) {
+  u32 there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+// Two values to another program; its barrier counts the 8 bytes when they have come.
+__device__ __forceinline__ void send_pair(u32 to, float first, float second, u32 bar) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to),
+               "f"(first), "f"(second), "r"(bar)
+               : "memory");
+}
+__device__ __forceinline__ void cluster_meets() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ u64 read_once_policy() {
@@ -67,6 +106,11 @@ __device__ __forceinline__ uint4 load_fresh(const uint4* p) {
 __device__ __forceinline__ float load_fresh(const float* p) {
   float v;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ int load_fresh(const int* p) {
+  int v;
+  asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
 __device__ __forceinline__ float4 load_fresh(const float4* p) {

@@ -1,12 +1,27 @@
-// Sixteen weight rows at a time times up to eight columns, and what each projection does with its sums.
+// Sixteen weight rows at a time times all columns, and what each projection does with its sums.
 
-// This thread's values of x for one step: column lane / 4, eight values of each block.
-__device__ __forceinline__ void load_columns(uint4 (&to)[BLOCKS], const u16* x, int step, int width, int batch) {
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane / 4;
-  u64 at = (u64)column * width + step * TILE_K + warp * (TILE_K / CONSUMER_WARPS) + lane % 4 * 8;
+using Columns = uint4[BLOCKS][COLUMN_BLOCKS];
+// Two chains where a warp has one block of columns: one product need not wait for the last.
+constexpr int CHAINS = COLUMN_BLOCKS == 1 ? 2 : 1;
+using Sums = float[CHAINS][COLUMN_BLOCKS][4];
+
+__device__ __forceinline__ int k_warp() { return threadIdx.x / 32 % K_WARPS; }
+// First column of this warp.
+__device__ __forceinline__ int warp_column() { return threadIdx.x / 32 / K_WARPS * (8 * COLUMN_BLOCKS); }
+
+// This thread's values of x for one step: columns lane / 4 of each block of eight, eight values of each block of K.
+__device__ __forceinline__ void load_columns(Columns& to, const u16* x, int step, int width, int batch) {
+  int lane = threadIdx.x % 32;
+  u64 at = (u64)step * TILE_K + k_warp() * (TILE_K / K_WARPS) + lane % 4 * 8;
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
-    to[i] = column < batch ? load_fresh((const uint4*)(x + at + i * 32)) : make_uint4(0, 0, 0, 0);
+  for (int i = 0; i < BLOCKS; ++i) {
+#pragma unroll
+    for (int j = 0; j < COLUMN_BLOCKS; ++j) {
+      int column = warp_column() + j * 8 + lane / 4;
+      const uint4* from = (const uint4*)(x + (u64)column * width + at + i * 32);
+      to[i][j] = column < batch ? load_fresh(from) : make_uint4(0, 0, 0, 0);
+    }
+  }
 }
 
 // Line of a stage that this thread reads as row lane / 4 of a product: eight lanes that load together then read lines
@@ -16,55 +31,92 @@ __device__ __forceinline__ int own_line() {
   return row / 2 + row % 2 * 4;
 }
 
-// One stage: sums += its 16 rows times x, in two chains, so that one product need not wait for the last. The order of
-// K within a block is permuted alike in both operands, so that a thread's eight values are neighbours in memory.
-__device__ __forceinline__ void multiply_stage(Ring& ring, float (&sums)[2][4], const uint4* x) {
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = own_line();
+// One stage: sums += its 16 rows times x. The order of K within a block is permuted alike in both operands, so that a
+// thread's eight values are neighbours in memory.
+__device__ __forceinline__ void multiply_stage(Ring& ring, Sums& sums, const Columns& x) {
+  int lane = threadIdx.x % 32, line = own_line();
   barrier_wait(ring.full_bar(), ring.parity);
   uint4 upper[BLOCKS], lower[BLOCKS];
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i) {
-    int block = warp * BLOCKS + i;
+    int block = k_warp() * BLOCKS + i;
     u32 at = ring.stage() + block / 2 * (ROWS * LINE) + line * LINE + ((block % 2 * 4 + lane % 4) ^ line) * 16;
     upper[i] = load_shared(at);
     lower[i] = load_shared(at + 8 * LINE);
   }
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i) {
-    multiply(sums[0], upper[i].x, lower[i].x, upper[i].y, lower[i].y, x[i].x, x[i].y);
-    multiply(sums[1], upper[i].z, lower[i].z, upper[i].w, lower[i].w, x[i].z, x[i].w);
+#pragma unroll
+    for (int j = 0; j < COLUMN_BLOCKS; ++j) {
+      multiply(sums[0][j], upper[i].x, lower[i].x, upper[i].y, lower[i].y, x[i][j].x, x[i][j].y);
+      multiply(sums[CHAINS - 1][j], upper[i].z, lower[i].z, upper[i].w, lower[i].w, x[i][j].z, x[i][j].w);
+    }
   }
   __syncwarp();
   if (lane == 0) barrier_arrive(ring.empty_bar());
   ring.advance();
 }
 
-// Leave this warp's sums where `total` finds them, [column][row].
-__device__ __forceinline__ void leave_sums(float* scratch, const float (&sums)[2][4]) {
+// Leave this warp's sums of one tile for `send_sums`, [K warp][column][row].
+__device__ __forceinline__ void leave_sums(float* scratch, const Sums& sums) {
   int lane = threadIdx.x % 32;
-  float* at = scratch + threadIdx.x / 32 * (COLUMNS * SUM_PITCH) + lane % 4 * 2 * SUM_PITCH + own_line();
-  at[0] = sums[0][0] + sums[1][0];
-  at[SUM_PITCH] = sums[0][1] + sums[1][1];
-  at[8] = sums[0][2] + sums[1][2];
-  at[SUM_PITCH + 8] = sums[0][3] + sums[1][3];
+  float* at = scratch + (k_warp() * COLUMNS + warp_column() + lane % 4 * 2) * SUM_PITCH + own_line();
+#pragma unroll
+  for (int j = 0; j < COLUMN_BLOCKS; ++j, at += 8 * SUM_PITCH) {
+    float all[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) all[i] = CHAINS == 2 ? sums[0][j][i] + sums[CHAINS - 1][j][i] : sums[0][j][i];
+    at[0] = all[0], at[SUM_PITCH] = all[1], at[8] = all[2], at[SUM_PITCH + 8] = all[3];
+  }
 }
-__device__ __forceinline__ float total(const float* scratch, int column, int row) {
+
+// The warps' sums of CLUSTER tiles, tile j to program j of the cluster.
+__device__ __forceinline__ void send_sums(Shared& shared, const float (*sums)[SUM_FLOATS], u32 slot) {
+  int rank = cluster_rank();
+#pragma unroll
+  for (int pair = threadIdx.x; pair < CLUSTER * TILE_VALUES / 2; pair += CONSUMERS) {
+    int tile = pair / (TILE_VALUES / 2), column = pair / (ROWS / 2) % COLUMNS, row = pair % (ROWS / 2) * 2;
+    float2 sum = {0, 0};
+#pragma unroll
+    for (int warp = 0; warp < K_WARPS; ++warp) {
+      float2 part = *(const float2*)&sums[tile][(warp * COLUMNS + column) * SUM_PITCH + row];
+      sum.x += part.x, sum.y += part.y;
+    }
+    u32 to = shared_address_of(shared_address(&shared.received[slot][rank][column * ROWS + row]), tile);
+    send_pair(to, sum.x, sum.y, shared_address_of(shared_address(&shared.tile_bars[slot]), tile));
+  }
+}
+__device__ __forceinline__ float total(const Shared& shared, u32 slot, int column, int row) {
   float sum = 0;
 #pragma unroll
-  for (int warp = 0; warp < CONSUMER_WARPS; ++warp) sum += scratch[(warp * COLUMNS + column) * SUM_PITCH + row];
+  for (int rank = 0; rank < CLUSTER; ++rank) sum += shared.received[slot][rank][column * ROWS + row];
   return sum;
 }
 
-// Warp w: the inverse RMS of column w, from partial sums of squares in a fixed order.
-__device__ __forceinline__ void find_inverse_rms(Shared& shared, const float* squares, int batch) {
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (warp >= batch) return;
+// Sums of squares of every column, a part for each warp, from the tiles' in a fixed order.
+__device__ __forceinline__ void find_squares(Shared& shared, const float* squares) {
+  constexpr int QUADS = COLUMNS / 4;
+  int lane = threadIdx.x % 32, quad = threadIdx.x % QUADS;
+  float4 sum = {0, 0, 0, 0};
+#pragma unroll
+  for (int part = threadIdx.x / QUADS; part < PARTS; part += CONSUMERS / QUADS) {
+    float4 four = load_fresh((const float4*)(squares + part * B_MAX + quad * 4));
+    sum.x += four.x, sum.y += four.y, sum.z += four.z, sum.w += four.w;
+  }
+#pragma unroll
+  for (int offset = 16; offset >= QUADS; offset /= 2) {
+    sum.x += __shfl_xor_sync(~0u, sum.x, offset);
+    sum.y += __shfl_xor_sync(~0u, sum.y, offset);
+    sum.z += __shfl_xor_sync(~0u, sum.z, offset);
+    sum.w += __shfl_xor_sync(~0u, sum.w, offset);
+  }
+  if (lane < QUADS) *(float4*)&shared.squares[threadIdx.x / 32][quad * 4] = sum;
+}
+__device__ __forceinline__ float inverse_rms(const Shared& shared, int column) {
   float sum = 0;
 #pragma unroll
-  for (int part = lane; part < PARTS; part += 32) sum += load_fresh(squares + part * B_MAX + warp);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-  if (lane == 0) shared.inverse_rms[warp] = rsqrtf(sum / HIDDEN + EPS);
+  for (int warp = 0; warp < CONSUMER_WARPS; ++warp) sum += shared.squares[warp][column];
+  return rsqrtf(sum / HIDDEN + EPS);
 }
 
 __device__ __forceinline__ float activate(float x) {
@@ -76,20 +128,15 @@ __device__ __forceinline__ float activate(float x) {
 #endif
 }
 
-// What a tile's end needs, asked for before its sums: it comes while the tile is summed.
-struct Early {
-  float residual, factor;
-};
-
 // residual += y, and what the next norm needs of it.
 __device__ __forceinline__ void add_to_residual(
-    const Step& step, float* squares, int out, int column, Early early, float y) {
+    const Step& step, float* squares, int out, int column, float2 early, float y) {
   float square = 0;
   bool used = column < (int)step.batch;
   if (used) {
-    float residual = early.residual + y;
+    float residual = early.x + y;
     step.residual[column * HIDDEN + out] = residual;
-    step.scaled[column * HIDDEN + out] = to_bf16(residual * early.factor);
+    step.scaled[column * HIDDEN + out] = to_bf16(residual * early.y);
     square = residual * residual;
   }
 #pragma unroll
@@ -116,93 +163,156 @@ __device__ __forceinline__ void keep_best(Best& best, float value, int id) {
   if (value > best.value) best = {value, id};
 }
 
+// The outputs of a tile that one thread finishes.
+constexpr int OUTPUTS = (TILE_VALUES + CONSUMERS - 1) / CONSUMERS;
+
+// The tile that this program finishes, of the group being summed; and what its end needs, asked for before its sums, so
+// that it comes while they are made: (residual, gain) or (, bias).
+struct Pending {
+  int tile;
+  float2 early[OUTPUTS];
+};
+
 template <Kind kind>
-__device__ __forceinline__ void finish_tile(
-    const Step& step, Shared& shared, const float* scratch, int tile, Early early, Best& best) {
-  int column = threadIdx.x / ROWS, row = threadIdx.x % ROWS, batch = (int)step.batch;
+__device__ __forceinline__ void load_early(Pending& pending, const Step& step, const Layer& layer, int tile) {
+  pending.tile = tile;
+#pragma unroll
+  for (int i = 0; i < OUTPUTS; ++i) {
+    int value = threadIdx.x + i * CONSUMERS, column = value / ROWS, out = tile * ROWS + value % ROWS;
+    pending.early[i] = make_float2(0, 0);
+    if (tile >= Projection<kind>::TILES || column >= (int)step.batch) continue;
+    if constexpr (kind == O || kind == DOWN) {
+      pending.early[i].x = load_fresh(step.residual + column * HIDDEN + out);
+      pending.early[i].y = (kind == O ? layer.mlp_gain : layer.next_gain)[out];
+    }
+    if constexpr (kind == QKV && QKV_BIAS) pending.early[i].y = layer.qkv_bias[out];
+  }
+}
+
+template <Kind kind>
+__device__ __forceinline__ void finish_value(
+    const Step& step, const Shared& shared, u32 slot, int tile, int value, float2 early, Best& best) {
+  int column = value / ROWS, row = value % ROWS, batch = (int)step.batch, out = tile * ROWS + row;
   if constexpr (kind == GATE_UP) {
-    column = threadIdx.x / 8, row = threadIdx.x % 8;
+    column = value / 8, row = value % 8;
     if (column >= batch) return;
-    float scale = shared.inverse_rms[column];
-    float y = activate(total(scratch, column, row) * scale) * (total(scratch, column, row + 8) * scale);
+    float scale = inverse_rms(shared, column);
+    float y = activate(total(shared, slot, column, row) * scale) * (total(shared, slot, column, row + 8) * scale);
     step.gated[column * INTER + tile * 8 + row] = to_bf16(y);
     return;
   }
-  if (threadIdx.x >= ROWS * COLUMNS) return;
-  float y = total(scratch, column, row);
-  int out = tile * ROWS + row;
+  float y = total(shared, slot, column, row);
   if constexpr (kind == O) add_to_residual(step, step.mlp_squares, out, column, early, y);
   if constexpr (kind == DOWN) add_to_residual(step, step.attn_squares, out, column, early, y);
   if constexpr (kind == QKV)
-    if (column < batch) step.projected[column * QKV_ROWS + out] = y * shared.inverse_rms[column] + early.factor;
+    if (column < batch) step.projected[column * QKV_ROWS + out] = y * inverse_rms(shared, column) + early.y;
   if constexpr (kind == HEAD) {
-    y *= column < batch ? shared.inverse_rms[column] : 0.0f;
+    y *= column < batch ? inverse_rms(shared, column) : 0.0f;
     if (column < batch) step.logits[(u64)column * VOCAB + out] = y;
     keep_best(best, y, out);
   }
 }
 
+// Wait for the cluster's sums of this program's tile and finish it.
 template <Kind kind>
-__device__ __forceinline__ Early load_early(const Step& step, const Layer& layer, int tile) {
-  int column = threadIdx.x / ROWS, out = tile * ROWS + threadIdx.x % ROWS;
-  Early early = {0, 0};
-  if (tile >= Projection<kind>::TILES || column >= (int)step.batch) return early;
-  if constexpr (kind == O || kind == DOWN) {
-    early.residual = load_fresh(step.residual + column * HIDDEN + out);
-    early.factor = (kind == O ? layer.mlp_gain : layer.next_gain)[out];
+__device__ __forceinline__ void finish_tile(
+    const Step& step, Shared& shared, Turns& turns, const Pending& pending, Best (&best)[OUTPUTS]) {
+  constexpr int VALUES = kind == GATE_UP ? TILE_VALUES / 2 : TILE_VALUES;
+  u32 slot = turns.tiles & 1, bar = shared_address(&shared.tile_bars[slot]);
+  if (threadIdx.x < VALUES) cluster_barrier_wait(bar, turns.tiles >> 1 & 1);
+  if (threadIdx.x == 0) barrier_expect(bar, TILE_BYTES);
+#pragma unroll
+  for (int i = 0; i < OUTPUTS; ++i) {
+    int value = threadIdx.x + i * CONSUMERS;
+    if (value < VALUES && pending.tile < Projection<kind>::TILES)
+      finish_value<kind>(step, shared, slot, pending.tile, value, pending.early[i], best[i]);
   }
-  if constexpr (kind == QKV && QKV_BIAS) early.factor = layer.qkv_bias[out];
-  return early;
+  ++turns.tiles;
+}
+
+// Sums of up to TOGETHER tiles, from `first` on, that this program's slice of K gives, left in shared memory. A tile's
+// loop is not unrolled: the whole layer's code has to stay in the instruction cache.
+template <Kind kind>
+__device__ __forceinline__ void sum_tiles(
+    Ring& ring, Shared& shared, Columns (&x)[Projection<kind>::DEPTH], const Step& step, const u16* from, int first) {
+  using P = Projection<kind>;
+  int begin = P::begin(), count = P::count(), clusters = (int)step.clusters;
+  bool is_first = first < clusters;
+  if constexpr (P::HELD) {
+#pragma unroll 1
+    for (int j = 0; j < CLUSTER; ++j) {
+      Sums sums = {};
+      if (first + j * clusters < P::TILES) {
+        int2 steps = P::steps(j);
+#pragma unroll
+        for (int i = 0; i < P::MOST; ++i)
+          if (steps.x <= begin + i && begin + i < steps.y) multiply_stage(ring, sums, x[i]);
+      }
+      // Whoever still adds up the tiles before reads what is overwritten here.
+      if (j == 0 && !is_first) consumers_meet();
+      leave_sums(shared.sums[j], sums);
+    }
+  } else {
+    Sums sums[P::TOGETHER] = {};
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+#pragma unroll
+      for (int j = 0; j < P::TOGETHER; ++j)
+        if (first + j * clusters < P::TILES) multiply_stage(ring, sums[j], x[0]);
+#pragma unroll
+      for (int d = 0; d + 1 < P::DEPTH; ++d)
+#pragma unroll
+        for (int j = 0; j < BLOCKS; ++j)
+#pragma unroll
+          for (int l = 0; l < COLUMN_BLOCKS; ++l) x[d][j][l] = x[d + 1][j][l];
+      // Past the end, the next tiles' beginning.
+      load_columns(x[P::DEPTH - 1], from, begin + (i + P::DEPTH) % count, P::K, (int)step.batch);
+    }
+    if (!is_first) consumers_meet();
+#pragma unroll
+    for (int j = 0; j < P::TOGETHER; ++j) leave_sums(shared.sums[j], sums[j]);
+  }
 }
 
 template <Kind kind>
-__device__ void project(Ring& ring, const Step& step, const Layer& layer, Shared& shared, const u16* x) {
+__device__ void project(
+    Ring& ring, Turns& turns, Dealer& dealer, const Step& step, const Layer& layer, Shared& shared, const u16* from) {
   using P = Projection<kind>;
-  constexpr int DEPTH = P::HELD ? P::STEPS : 3;
-  int batch = (int)step.batch, turn = 0;
-  uint4 held[DEPTH][BLOCKS];
+  int rank = cluster_rank(), begin = P::begin(), count = P::count(), clusters = (int)step.clusters;
+  Columns x[P::DEPTH];
 #pragma unroll
-  for (int i = 0; i < DEPTH; ++i) load_columns(held[i], x, i % P::STEPS, P::K, batch);
-  if constexpr (kind == QKV || kind == HEAD) find_inverse_rms(shared, step.attn_squares, batch);
-  if constexpr (kind == GATE_UP) find_inverse_rms(shared, step.mlp_squares, batch);
+  for (int i = 0; i < P::DEPTH; ++i)
+    if (i < count) load_columns(x[i], from, begin + i, P::K, (int)step.batch);
+  if constexpr (kind == QKV || kind == HEAD) find_squares(shared, step.attn_squares);
+  if constexpr (kind == GATE_UP) find_squares(shared, step.mlp_squares);
   if (threadIdx.x == 0) shared.parts_begun = shared.parts_begun + 1;
-  Best best = {NEGATIVE_INFINITY, 0x7fffffff};
-  for (int first = blockIdx.x; first < P::TILES; first += PROGRAMS * P::TOGETHER) {
-    float sums[P::TOGETHER][2][4] = {};
-    Early early[P::TOGETHER];
+  Best best[OUTPUTS];
 #pragma unroll
-    for (int j = 0; j < P::TOGETHER; ++j) early[j] = load_early<kind>(step, layer, first + j * PROGRAMS);
-    if constexpr (P::HELD) {
-#pragma unroll
-      for (int i = 0; i < P::STEPS; ++i) multiply_stage(ring, sums[0], held[i]);
-    } else {
-      for (int i = 0; i < P::STEPS; ++i) {
-#pragma unroll
-        for (int j = 0; j < P::TOGETHER; ++j)
-          if (first + j * PROGRAMS < P::TILES) multiply_stage(ring, sums[j], held[0]);
-#pragma unroll
-        for (int j = 0; j < BLOCKS; ++j) held[0][j] = held[1][j], held[1][j] = held[2][j];
-        // Two steps ahead; past the end, the next tiles' beginning.
-        load_columns(held[2], x, (i + 3) % P::STEPS, P::K, batch);
-      }
+  for (int i = 0; i < OUTPUTS; ++i) best[i] = {NEGATIVE_INFINITY, 0x7fffffff};
+  Pending pending = {-1}, next;
+#pragma unroll 1
+  for (int first = dealer.deal(P::TILES, clusters); first < P::TILES; first += clusters * P::TOGETHER) {
+    load_early<kind>(next, step, layer, first + rank * clusters);
+    sum_tiles<kind>(ring, shared, x, step, from, first);
+#pragma unroll 1
+    for (int set = 0; set < P::SETS; ++set) {
+      // A tile is finished while the next ones are summed: its sums travel meanwhile.
+      if (pending.tile >= 0) finish_tile<kind>(step, shared, turns, pending, best);
+      pending = next;
+      if (set + 1 < P::SETS) load_early<kind>(next, step, layer, first + (CLUSTER + rank) * clusters);
+      consumers_meet();
+      send_sums(shared, shared.sums + set * CLUSTER, turns.tiles & 1);
     }
-    // Two sets in turn (HELD) need one meeting a tile; a set that is alone is met about twice.
-    if (!P::HELD && turn++ > 0) consumers_meet();
-    if (P::HELD) turn ^= 1;
-#pragma unroll
-    for (int j = 0; j < P::TOGETHER; ++j) leave_sums(shared.sums[P::HELD ? turn : j], sums[j]);
-    consumers_meet();
-#pragma unroll
-    for (int j = 0; j < P::TOGETHER; ++j)
-      if (first + j * PROGRAMS < P::TILES)
-        finish_tile<kind>(
-            step, shared, shared.sums[P::HELD ? turn : j], first + j * PROGRAMS, early[j], best);
   }
+  if (pending.tile >= 0) finish_tile<kind>(step, shared, turns, pending, best);
   if constexpr (kind == HEAD) {
-    int column = threadIdx.x / ROWS;
-    if (threadIdx.x % ROWS == 0 && column < batch) {
-      step.best[column * PROGRAMS + blockIdx.x] = best.value;
-      step.best_id[column * PROGRAMS + blockIdx.x] = best.id;
+#pragma unroll
+    for (int i = 0; i < OUTPUTS; ++i) {
+      int value = threadIdx.x + i * CONSUMERS, column = value / ROWS;
+      if (value % ROWS == 0 && column < (int)step.batch) {
+        step.best[column * gridDim.x + blockIdx.x] = best[i].value;
+        step.best_id[column * gridDim.x + blockIdx.x] = best[i].id;
+      }
     }
   }
 }

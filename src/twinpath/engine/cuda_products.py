@@ -1,0 +1,100 @@
+"""A decode step of 16 rows and more: matrix products by the vendor's library, between them the row kernels.
+
+From 16 rows on the tensor cores' large instructions pay, which the library uses and our chain does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from twinpath.engine.cuda_buffers import StepBuffers, window_index
+from twinpath.engine.cuda_weights import KvPool, PackedWeights
+from twinpath.kernels.decode_attention.kernel import AttentionShape, SplitBuffers, decode_attention
+from twinpath.kernels.lm_head.kernel import best_of_tiles, num_best_tiles
+from twinpath.kernels.prefill_rows.launch import add_norm, gate
+
+#: H200, 8B, 32 rows at 1,024 tokens, splits of 128: with tiles of 32, 64, 128 tokens 5.95, 6.04, 6.29 ms.
+_ATTENTION_TILE = 32
+
+
+class ProductStep:
+    """As `cuda_chain.ChainStep`: from the first norm to the logits, over buffers that `begin_step` has filled."""
+
+    def __init__(
+        self, weights: PackedWeights, kv: KvPool, buffers: StepBuffers, attention: AttentionShape, splits: SplitBuffers
+    ) -> None:
+        spec, rows = weights.spec, buffers.tokens.shape[0]
+        self._weights, self._kv, self._buffers = weights, kv, buffers
+        self._attention, self._splits = replace(attention, tile=_ATTENTION_TILE), splits
+        dtype, device = weights.embed.dtype, weights.embed.device
+        self._change = torch.zeros(rows, spec.hidden_size, dtype=dtype, device=device)
+        self._gate_up = torch.zeros(rows, 2 * spec.intermediate_size, dtype=dtype, device=device)
+
+    def num_parts(self, batch: int) -> int:
+        """Parts of `attn_squares` that `begin_step` must fill; nobody reads them here."""
+        return 1
+
+    def num_best(self, batch: int) -> int:
+        """Entries per row of `best` and `best_id` that `launch` writes."""
+        return num_best_tiles(self._weights.spec.vocab_size)
+
+    def launch(self, batch: int) -> None:
+        """Rows [0, batch): writes KV, `logits`, `best` and `best_id`."""
+        buffers, weights = self._buffers, self._weights
+        for index in range(len(weights.layers)):
+            self._layer(index, batch)
+        self._norm(len(weights.layers), batch)
+        logits, tiles = buffers.logits[:batch], self.num_best(batch)
+        _product(buffers.scaled[:batch], weights.head, logits)
+        best, best_id = (b.view(-1)[: batch * tiles].view(batch, tiles) for b in (buffers.best, buffers.best_id))
+        best_of_tiles(logits, best, best_id)
+
+    def _layer(self, index: int, batch: int) -> None:
+        buffers, spec, layer = self._buffers, self._weights.spec, self._weights.layers[index]
+        x, residual, change = buffers.scaled[:batch], buffers.residual[:batch], self._change[:batch]
+        projected, attended, gated = buffers.projected[:batch], buffers.attended[:batch], buffers.gated[:batch]
+        self._norm(index, batch)
+        _product(x, layer.qkv, projected)
+        if layer.qkv_bias is not None:
+            projected.add_(layer.qkv_bias)
+        decode_attention(
+            projected,
+            layer.head_norms,
+            self._weights.rope_tables[spec.layer_rope[index]],
+            (self._kv.k[index], self._kv.v[index]),
+            buffers.block_tables,
+            buffers.positions,
+            buffers.borders[window_index(spec, index)],
+            attended,
+            shape=self._attention,
+            buffers=self._splits,
+        )
+        torch.mm(attended, layer.o.t(), out=change)
+        post = layer.post_norms[0] if layer.post_norms else None
+        add_norm(residual, change, layer.mlp_norm, x, spec.norm_eps, bias=layer.o_bias, post_weight=post)
+        gate_up = self._gate_up[:batch]
+        torch.mm(x, layer.gate_up.t(), out=gate_up)
+        gate(gate_up, spec.activation, gated)
+        torch.mm(gated, layer.down.t(), out=change)
+
+    def _norm(self, index: int, batch: int) -> None:
+        """Add what the layer before `index` left, and norm for this one; past the last one for the head."""
+        weights, buffers = self._weights, self._buffers
+        gain = weights.layers[index].attn_norm if index < len(weights.layers) else weights.final_norm
+        norms = weights.layers[index - 1].post_norms if index else None
+        change, post = self._change[:batch] if index else None, norms[1] if norms else None
+        residual, x = buffers.residual[:batch], buffers.scaled[:batch]
+        add_norm(residual, change, gain, x, weights.spec.norm_eps, post_weight=post)
+
+
+def _product(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """out float32 = x @ weight^T."""
+    if x.dtype == torch.float32:
+        torch.mm(x, weight.t(), out=out)
+    elif x.is_cuda:
+        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+    else:
+        out.copy_(x.float() @ weight.float().t())
