@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twinpath.cli.resolve import choose_model, resolve, served_name, unread_settings
+from twinpath.cli.resolve import choose_model, resolve, served_name, spin_s, unread_settings
 from twinpath.cli.settings import SETTINGS
 from twinpath.config import EngineConfig, HttpConfig, SchedulerConfig, ServeConfig
 from twinpath.errors import UserError
@@ -43,6 +43,14 @@ def test_dtype_synonyms() -> None:
 def test_cuda_has_a_fast_engine_and_its_twin() -> None:
     assert resolve("m", values(device="cuda")).engine.kind == "native"
     assert resolve("m", values(device="cuda", engine="reference")).engine.kind == "reference"
+
+
+def test_only_a_gpu_with_cores_to_spare_is_spun_for() -> None:
+    gpu = resolve("m", values(device="cuda")).engine
+    assert (spin_s(gpu, 16), spin_s(gpu, 4)) == (1.0, 0.0)
+    assert spin_s(resolve("m", values()).engine, 16) == 0.0
+    assert spin_s(resolve("scripted:///tmp/script.json", values()).engine, 16) == 0.0
+    assert spin_s(resolve("m", values(spin=0.25)).engine, 1) == 0.25
 
 
 def test_scripted_model_needs_no_engine_choice() -> None:
