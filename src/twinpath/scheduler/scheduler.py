@@ -133,8 +133,6 @@ class Scheduler:
     def num_outstanding(self) -> int:
         return len(self._outstanding)
 
-    # ---------------------------------------------------------------------------------------------------- requests
-
     def add(self, request: Request, constraint: Constraint | None = None) -> list[Event]:
         """Queue a request and what follows its grammar, if any. The events returned are its whole life when it cannot
         or need not run."""
@@ -178,8 +176,6 @@ class Scheduler:
             for step in self._outstanding
             if (request_id := step.dominant()) and not step.void and (len(step.rows) == 1 or not self._num_replans)
         )
-
-    # -------------------------------------------------------------------------------------------------------- plan
 
     def plan(self, max_repeat: int = 1) -> StepPlan | None:
         """The next step, or None when nothing can run until a result is committed or a request is added.
@@ -308,8 +304,6 @@ class Scheduler:
         step = self._outstanding[-1]
         if step.masks is not None and not self.info.asks_for_masks:
             fill_masks(step.masks)
-
-    # ------------------------------------------------------------------------------------------------------ commit
 
     def commit(self, result: StepResult, *, settle: bool = True) -> list[Event]:
         """Account for the oldest outstanding plan; what its requests are to be told. Without `settle` it comes next."""
