@@ -334,16 +334,14 @@ class Scheduler:
 
     def _commit_rows(self, step: Step, result: StepResult, events: list[Event]) -> None:
         counts, tokens = result.counts.tolist(), result.tokens.tolist()
-        last_slice = step.layer_end == self.info.num_layers
         begin = 0
         for index, row in enumerate(step.rows):
             end = begin + counts[index]
             new_tokens, begin = tokens[begin:end], end
-            sequence = row.sequence
-            if sequence.phase is Phase.DONE:
+            if (sequence := row.sequence).phase is Phase.DONE:
                 continue  # It stopped while this row was in flight: overrun.
             failure = result.failures.get(index)
-            if failure is None and not last_slice:
+            if failure is None and step.layer_end < self.info.num_layers:
                 continue
             if failure is None and row.sample and not new_tokens:
                 failure = "the engine returned no token"
