@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from twinpath.errors import InvalidRequest
+from twinpath.grammar.ecma import with_ecma_spaces
 from twinpath.grammar.finite import has_finite_instance, resolve
 from twinpath.types import Grammar
 
@@ -138,6 +139,8 @@ class _Walk:
         closable = closable and "allOf" not in found
         for keyword in found:
             found[keyword] = self._child(keyword, found[keyword], f"{path}/{keyword}", depth + 1, closable)
+        if isinstance(found.get("pattern"), str):
+            found["pattern"] = with_ecma_spaces(found["pattern"])
         if self._close_objects and closable and found.get("properties") and not any(k in found for k in _COMPOSED):
             found["additionalProperties"] = False
         return found
