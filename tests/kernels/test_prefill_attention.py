@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from twinpath.kernels.prefill_attention import reference
 from twinpath.kernels.prefill_attention.launch import attend
-from twinpath.kernels.prefill_attention.spec import AttentionTiling, rows_per_tile
+from twinpath.kernels.prefill_attention.spec import AttentionTiling, KeyParts, rows_per_tile
 from twinpath.kernels.prefill_rows.spec import HeadShape, Rows
 
 SHAPES = {
@@ -46,16 +47,23 @@ class Scene:
         width = shape.num_heads * shape.head_dim
         self.q = [torch.from_numpy(rng.standard_normal((n, width))).to(device, dtype) for n in lengths]
 
-    def attend(self, parts: list[tuple[int, int, int]], window: int | None, plain: bool = False) -> list[Tensor]:
+    def attend(
+        self,
+        parts: list[tuple[int, int, int]],
+        window: int | None,
+        plain: bool = False,
+        tiling: AttentionTiling = TILING,
+        keys: KeyParts | None = None,
+    ) -> list[Tensor]:
         """`parts`: (sequence, begin, end) in the order of their rows; returns each part's rows."""
-        tile_rows = rows_per_tile(self.shape, TILING)
+        tile_rows = rows_per_tile(self.shape, tiling)
         tiles, row = [], 0
         for slot, begin, end in parts:
             for start in range(begin, end, tile_rows):
                 num = min(tile_rows, end - start)
                 tiles.append((row, num, start, slot))
                 row += num
-        tiles.append((0, 0, 0, 0))  # padding
+        tiles += [(0, 0, 0, 0)] * ((24 if keys else len(tiles) + 1) - len(tiles))  # padding
         nothing = torch.zeros(0, dtype=torch.int32, device=self.device)
         rows = Rows(
             nothing, nothing, nothing, torch.tensor(tiles, dtype=torch.int32, device=self.device), self.tables, nothing
@@ -63,7 +71,7 @@ class Scene:
         q = torch.cat([self.q[slot][begin:end] for slot, begin, end in parts])
         out = torch.full_like(q, float("nan"))
         run = reference.attend if plain else attend
-        run(q, rows, (self.pages[0], self.pages[1]), out, self.shape.head_dim**-0.5, window, self.shape, TILING)
+        run(q, rows, (self.pages[0], self.pages[1]), out, self.shape.head_dim**-0.5, window, self.shape, tiling, keys)
         return list(out.split([end - begin for _, begin, end in parts]))
 
 
@@ -110,3 +118,20 @@ def test_the_library_agrees_with_the_kernel(start: int) -> None:
     library.attend(q, tables[0], start, (pages[0], pages[1]), got, 0.125)
     error = (got.float() - right.float()).norm() / right.float().norm()
     assert float(error) < 1e-2
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("shape", ["shared by 4", "odd size"])
+def test_a_context_shared_among_programs(shape: str, window: int | None, device: torch.device) -> None:
+    """Parts of a long context are joined, a short one is left whole, and counters are zero again."""
+    scene = Scene(SHAPES[shape], [150, 1, 33], device, torch.float32)
+    tiling = replace(TILING, programs=64, least_keys=32, shared=(32, 2))
+    keys = KeyParts.allocate(scene.shape, tiling, 24, device)
+    keys.sums.fill_(float("nan"))
+    parts = [(1, 0, 1), (0, 143, 150), (2, 20, 33)]
+    right = scene.attend(parts, window, plain=True)
+    for _ in range(2):
+        for got, want in zip(scene.attend(parts, window, tiling=tiling, keys=keys), right, strict=True):
+            torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-5)
+    assert not keys.arrivals.any()
+    assert torch.isfinite(keys.sums).any()

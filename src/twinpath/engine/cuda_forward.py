@@ -15,11 +15,16 @@ from torch import Tensor
 
 from twinpath.engine.cuda_ops import Operations
 from twinpath.engine.cuda_weights import KvPool, PackedWeights
-from twinpath.kernels.prefill_attention.spec import AttentionTiling
+from twinpath.kernels.prefill_attention.spec import AttentionTiling, KeyParts, rows_per_tile
 from twinpath.kernels.prefill_rows.spec import HeadShape, Rows
 
 if TYPE_CHECKING:
     from twinpath.kernels.prefill_attention.library import LibraryAttention
+
+#: Steps of up to so many rows share a context of more tokens than this among programs. Such a step is not captured, and
+#: its launches take 14 ms: what unshared attention adds to 128 rows of an 8B from about 10,000 tokens on.
+FEW_ROWS = 512
+LONG_CONTEXT = 12_288
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +73,32 @@ class Forward:
         self._attended = buffer(max_rows, spec.num_heads * spec.head_dim)
         self._gate_up = buffer(max_rows, 2 * spec.intermediate_size)
         self._gated = buffer(max_rows, spec.intermediate_size)
+        num_tiles = -(-min(max_rows, FEW_ROWS) // rows_per_tile(self.shape, tiling)) + max_picks
+        self._parts = KeyParts.allocate(self.shape, tiling, num_tiles, device) if tiling.shares_contexts else None
         self._last = buffer(max_picks, spec.hidden_size)
         self.logits_buffer = buffer(max_picks, spec.vocab_size, torch.float32)
+
+    @property
+    def shares_contexts(self) -> bool:
+        """Whether `layer` may `share`."""
+        return self._parts is not None
 
     def embed(self, rows: Rows, residual: Tensor) -> None:
         self._ops.embed_rows(rows, self.weights.embed, self.weights.spec.embed_scale, residual)
 
-    def layer(self, index: int, rows: Rows, residual: Tensor, *, first: bool, chunks: Sequence[Chunk] = ()) -> None:
+    def layer(
+        self,
+        index: int,
+        rows: Rows,
+        residual: Tensor,
+        *,
+        first: bool,
+        chunks: Sequence[Chunk] = (),
+        share: bool = False,
+    ) -> None:
         """One layer over residual float32 [R, hidden]; `first`: no layer before it left a change.
+
+        share: programs share long contexts (FEW_ROWS at most).
 
         chunks: rows whose attention the library does; `rows.tiles` leaves them out.
         """
@@ -86,7 +109,8 @@ class Forward:
         torch.mm(x, weights.qkv.t(), out=qkv)
         rope, pages = self.weights.rope_tables[spec.layer_rope[index]], (self._kv.k[index], self._kv.v[index])
         self._ops.rotate_append(qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape)
-        self._ops.attend(q, rows, pages, attended, spec.attn_scale, spec.layer_window[index], self.shape, self._tiling)
+        window, parts = spec.layer_window[index], self._parts if share else None
+        self._ops.attend(q, rows, pages, attended, spec.attn_scale, window, self.shape, self._tiling, parts)
         for chunk in chunks:
             assert self.library is not None
             own = slice(chunk.row, chunk.row + chunk.length)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_forward import Chunk, Forward
+from twinpath.engine.cuda_forward import FEW_ROWS, LONG_CONTEXT, Chunk, Forward
 from twinpath.engine.cuda_graphs import Captures, DecodeGraphs, StepGraphs, capture_graphs, decode_shape
 from twinpath.engine.cuda_inputs import InputBlocks, InputViews, Mark, make_mark
 from twinpath.engine.cuda_logprobs import KeptLogits, PromptScorer, prompt_logprobs, wants_prompt
@@ -104,6 +104,9 @@ class StepLauncher:
             self._info,
         )
         self._graphs = capture_graphs(captures, step)
+        if self._forward.shares_contexts:  # Every kernel is compiled before ready.
+            rows = self._views(self._shape(min(FEW_ROWS, self._info.max_step_tokens))).rows
+            self._forward.layer(0, rows, self._residual[: len(rows.tokens)], first=True, share=True)
         self._scorer.warm_up(self._residual)
 
     def start(self, job: Job) -> None:
@@ -177,9 +180,15 @@ class StepLauncher:
         is_decode = num_rows == len(plan.slots) == len(rows.sampled) and not any(map(wants_prompt, rows.runs))
         if graphs is not None and is_whole and is_decode and (tier := graphs.decode_tier(num_rows)) is not None:
             return graphs.decode[tier], decode_shape(tier)
-        if graphs is not None and is_whole and (tier := graphs.prefill_tier(num_rows)) is not None:
+        tier = graphs.prefill_tier(num_rows) if graphs is not None and is_whole else None
+        if tier is not None and not self._shares(rows):
             return None, self._shape(tier)
         return None, self._shape(num_rows)
+
+    def _shares(self, rows: StepRows) -> bool:
+        """Whether programs share the step's contexts: few rows after a long one."""
+        longest = max((run.start + run.length for run in rows.runs), default=0)
+        return self._forward.shares_contexts and rows.num_rows <= FEW_ROWS and longest > LONG_CONTEXT
 
     def _chunks(self, rows: StepRows) -> list[Chunk]:
         """Runs whose attention the library does."""
@@ -224,16 +233,23 @@ class StepLauncher:
         residual = residual[: shape.rows]
         finish = Piece(partial(self._finish_forward, job, views, residual), 0, needs_masks=plan.masks is not None)
         is_whole = plan.layer_begin == 0 and plan.layer_end == self._info.num_layers
-        if self._graphs is not None and is_whole and plan.residual is None and shape.rows in self._graphs.prefill:
+        share = self._shares(job.rows)
+        is_captured = self._graphs is not None and shape.rows in self._graphs.prefill
+        if is_captured and is_whole and plan.residual is None and not share:
+            assert self._graphs is not None
             pieces = self._graphs.prefill[shape.rows].pieces
             return [*(Piece(graph.replay, num) for graph, num in pieces), finish]
         layers = range(plan.layer_begin, plan.layer_end)
-        return [*(Piece(partial(self._layer, index, plan, views, residual, chunks), 1) for index in layers), finish]
+        run = partial(self._layer, plan, views, residual, chunks, share)
+        return [*(Piece(partial(run, index), 1) for index in layers), finish]
 
-    def _layer(self, index: int, plan: StepPlan, views: InputViews, residual: Tensor, chunks: list[Chunk]) -> None:
+    def _layer(
+        self, plan: StepPlan, views: InputViews, residual: Tensor, chunks: list[Chunk], share: bool, index: int
+    ) -> None:
         if index == 0:
             self._forward.embed(views.rows, residual)
-        self._forward.layer(index, views.rows, residual, first=index == plan.layer_begin, chunks=chunks)
+        first = index == plan.layer_begin
+        self._forward.layer(index, views.rows, residual, first=first, chunks=chunks, share=share)
 
     def _finish_forward(self, job: Job, views: InputViews, residual: Tensor) -> None:
         plan = job.plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twinpath.kernels.prefill_attention.spec import AttentionTiling
+from twinpath.kernels.prefill_attention.spec import AttentionTiling, KeyParts
 from twinpath.kernels.prefill_rows.spec import HeadShape, Rows
 
 
@@ -18,6 +18,7 @@ def attend(
     window: int | None,
     shape: HeadShape,
     tiling: AttentionTiling,
+    parts: KeyParts | None = None,
 ) -> None:
     """As `launch.attend`."""
     group = shape.num_heads // shape.num_kv_heads
