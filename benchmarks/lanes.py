@@ -116,7 +116,10 @@ async def run(settings: Settings, arms: dict[str, tuple[str, ...]], long_tokens:
                 rounds[name].append(await measure(loads[name], num_long))
         for close in closers:
             await close()
-    return {"arms": {name: _summary(found) for name, found in rounds.items()}, "rounds": rounds}
+    return {
+        "arms": {name: _summary(found) for name, found in rounds.items()},
+        "rounds": {name: [_summary([one]) for one in found] for name, found in rounds.items()},
+    }
 
 
 def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:

@@ -256,6 +256,10 @@ class StepPlan:
     repeat: int = 1
     #: None: no segment is constrained.
     masks: TokenMasks | None = None
+    #: A plan of all layers with a residual may be left after so long by an engine that `pauses`; its result says where.
+    #: The same rows and residual (its name) are then planned again with `resume`, until they are through.
+    budget_ms: float | None = None
+    resume: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +282,8 @@ class StepResult:
     #: The step was interrupted between layers; nothing of it counts and it may be planned again.
     interrupted: bool = False
     elapsed_ms: float = 0.0
+    #: The plan's time was over in this layer; it goes on with `StepPlan.resume`.
+    paused_layer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +307,8 @@ class EngineInfo:
     keeps_residual: bool = False
     #: It computes on the cores that make masks: see `TokenMasks.source`.
     asks_for_masks: bool = False
+    #: It can leave a plan anywhere when its time is over: see `StepPlan.budget_ms`.
+    pauses: bool = False
     #: Rows that steps are padded up to, ascending; none: steps take what their rows take.
     step_sizes: tuple[int, ...] = ()
     #: Chunks of a power of two times so many rows, at a multiple of it, attend faster.

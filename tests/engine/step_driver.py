@@ -79,6 +79,8 @@ class Driver:
         releases: Items[Sequence] = (),
         layers: tuple[int, int] | None = None,
         residual: Float32s | None = None,
+        budget_ms: float | None = None,
+        resume: bool = False,
     ) -> StepPlan:
         page_size = self.engine.info.page_size
         tables = []
@@ -100,6 +102,8 @@ class Driver:
             layer_begin=begin,
             layer_end=end,
             residual=residual,
+            budget_ms=budget_ms,
+            resume=resume,
             inits=tuple(sequence.init() for sequence in inits),
             releases=tuple(sequence.slot for sequence in releases),
         )

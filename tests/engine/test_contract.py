@@ -95,6 +95,41 @@ def test_two_layer_slices_equal_the_whole(driver: Driver) -> None:
     assert sequence.outputs == right
 
 
+def test_a_plan_that_runs_out_of_time_goes_on_beside_other_plans(driver: Driver) -> None:
+    """An engine that does not pause runs it at once."""
+    right, stream = alone(driver, PROMPTS[2], 1), alone(driver, PROMPTS[1], 5)
+    info = driver.engine.info
+    other = driver.sequence(1, PROMPTS[1])
+    driver.generate(other, 1)
+    sequence = driver.sequence(0, PROMPTS[2])
+    segment = driver.chunk(sequence)
+    residual = np.zeros((len(segment.tokens), info.hidden_size), np.float32)
+    result = driver.run([segment], inits=[sequence], residual=residual, budget_ms=0.0)
+    assert info.pauses == (result.paused_layer is not None)
+    while result.paused_layer is not None:
+        assert result.tokens.tolist() == [] and 0 <= result.paused_layer < info.num_layers
+        if len(other.outputs) < 5:
+            driver.run([driver.chunk(other)])
+        result = driver.run([segment], residual=residual, budget_ms=0.01, resume=True)
+    driver.generate(other, 5)
+    assert sequence.outputs == right and other.outputs == stream
+
+
+def test_only_what_is_paused_goes_on(driver: Driver) -> None:
+    info = driver.engine.info
+    sequence = driver.sequence(0, PROMPTS[2])
+    segment = driver.chunk(sequence)
+    residual = np.zeros((len(segment.tokens), info.hidden_size), np.float32)
+    with pytest.raises(ValueError, match="budget"):
+        driver.engine.submit(driver.plan([segment], inits=[sequence], residual=residual, resume=True))
+    with pytest.raises(ValueError, match="residual"):
+        driver.engine.submit(driver.plan([segment], inits=[sequence], budget_ms=1.0))
+    if info.pauses:
+        driver.engine.submit(driver.plan([segment], inits=[sequence], residual=residual, budget_ms=1.0, resume=True))
+        with pytest.raises(EngineError, match="not paused"):
+            driver.result()
+
+
 def test_a_release_leaves_the_slot_to_the_next_request(driver: Driver) -> None:
     right = alone(driver, PROMPTS[1], 3)
     first = driver.sequence(0, PROMPTS[0])

@@ -12,15 +12,16 @@ from typing import Literal
 
 import numpy as np
 
+from twinpath.engine.cpu_slices import CpuSlices
 from twinpath.engine.plan_check import check_plan
 from twinpath.engine.row_masks import RowMask, row_masks
-from twinpath.engine.step_output import StepOutput, interrupted_result
+from twinpath.engine.step_output import StepOutput, interrupted_result, paused_result
 from twinpath.errors import EngineError
 from twinpath.model.spec import ModelSpec
 from twinpath.model.tensors import Weights
 from twinpath.native.cores import default_threads, usable_cores
 from twinpath.native.library import load_library
-from twinpath.native.model import LoadReport, NativeModel, NativeOptions
+from twinpath.native.model import Flags, LoadReport, NativeModel, NativeOptions, PausedAt
 from twinpath.native.sampler import NativeSampler
 from twinpath.sampling import GREEDY_BELOW
 from twinpath.types import (
@@ -101,6 +102,7 @@ class CpuEngine:
             max_step_tokens=options.max_step_tokens,
             depth=1,
             asks_for_masks=True,
+            pauses=True,
             description=f"native: {spec.family}, {self.model.isa}, {threads} threads, "
             f"{options.activation_bits}-bit activations",
         )
@@ -114,6 +116,9 @@ class CpuEngine:
         }
         self._fills_cores = threads >= usable_cores()
         self._slots: dict[int, _Slot] = {}
+        self._slices = CpuSlices(self.model)
+        #: No other request than the one that the plan which ends serves.
+        self._is_alone = True
         self._plan: StepPlan | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -145,6 +150,8 @@ class CpuEngine:
             with self._lock:
                 self._plan = None
         elapsed_ms = (time.perf_counter() - started_s) * 1000.0
+        if isinstance(output, PausedAt):
+            return paused_result(plan, output.layer, elapsed_ms)
         return interrupted_result(plan, elapsed_ms) if output is None else output.result(plan, elapsed_ms)
 
     def interrupt(self, step_id: int) -> None:
@@ -166,9 +173,10 @@ class CpuEngine:
                 return
             self._closed, self._plan = True, None
         self._sampler.close()
+        self._slices.close()
         self.model.close()
 
-    def _run(self, plan: StepPlan) -> StepOutput | None:
+    def _run(self, plan: StepPlan) -> StepOutput | PausedAt | None:
         """None: interrupted, and nothing of the plan counts."""
         output = StepOutput()
         for init in plan.inits:
@@ -184,19 +192,44 @@ class CpuEngine:
         else:
             kept = list(range(len(plan.slots)))
         residual = plan.residual if whole or plan.residual is None else np.ascontiguousarray(plan.residual[rows])
-        computed = self.model.step(
-            starts, lengths, sample.view(np.uint8), tokens, tables,
-            layers=(plan.layer_begin, plan.layer_end), residual=residual, keep_hidden=keep if keep.any() else None,
-        )  # fmt: skip
+        keep_hidden = keep if keep.any() else None
+        computed: tuple[Float32s, Float32s] | PausedAt | None
+        if plan.budget_ms is not None and residual is not None and whole:
+            computed = self._run_slice(plan, residual, plan.budget_ms, tokens, keep_hidden)
+        else:  # Whoever fails leaves a paused plan to begin again, in one go.
+            computed = self.model.step(
+                starts, lengths, sample.view(np.uint8), tokens, tables,
+                layers=(plan.layer_begin, plan.layer_end), residual=residual, keep_hidden=keep_hidden,
+            )  # fmt: skip
         if computed is None:
             return None
+        if isinstance(computed, PausedAt):
+            self._release(plan)
+            return computed
         if not whole and plan.residual is not None and residual is not None:
             plan.residual[rows] = residual
         if plan.layer_end == self._info.num_layers:
             self._finish(plan, kept, keep, *computed, output)
+        self._release(plan)
+        return output
+
+    def _release(self, plan: StepPlan) -> None:
         for slot in plan.releases:
             self._slots.pop(slot, None)
-        return output
+
+    def _run_slice(
+        self, plan: StepPlan, residual: Float32s, budget_ms: float, tokens: Int32s, keep_hidden: Flags | None
+    ) -> tuple[Float32s, Float32s] | PausedAt | None:
+        piece = self._slices.take(residual, plan.resume)
+        computed = self.model.step_slice(
+            piece, budget_ms, plan.starts, plan.lengths, plan.sample.view(np.uint8), tokens, plan.block_tables,
+            resume=plan.resume, keep_hidden=keep_hidden,
+        )  # fmt: skip
+        if isinstance(computed, PausedAt):
+            self._slices.keep(residual, piece)
+        else:
+            self._slices.give_back(piece)
+        return computed
 
     def _bind(self, init: SlotInit) -> None:
         self._sampler.reset(init.slot, init.sampling, init.history, init.num_prompt)
@@ -250,6 +283,7 @@ class CpuEngine:
     ) -> None:
         """Prompt log-probabilities and one sampled token per segment that asks."""
         masks = row_masks(plan)
+        self._is_alone = len(self._slots.keys() - set(plan.releases)) == 1
         logits_row = hidden_row = 0
         for index, wants_prompt in zip(kept, keep.tolist(), strict=True):
             slot_id, start, length = int(plan.slots[index]), int(plan.starts[index]), int(plan.lengths[index])
@@ -276,8 +310,9 @@ class CpuEngine:
         self._sampler.append(slot_id, token)
         slot.history.append(token)
         output.tokens[index] = token
-        if self._fills_cores and position == slot.num_prompt:
+        if self._fills_cores and position == slot.num_prompt and self._is_alone:
             # Gateway and client wait for a core with the first token: a step on all of them would hold it for 4 ms.
+            # Streams beside it would wait 4 ms longer for theirs.
             self.model.leave_core()
         if slot.sampling.logprobs is not None:
             output.logprobs[index] = [self._sampler.token_logprob(logits, token, slot.sampling.logprobs)]

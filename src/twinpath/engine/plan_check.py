@@ -40,6 +40,7 @@ def check_plan(plan: StepPlan, info: EngineInfo) -> None:
     if plan.block_tables.size and (page := int(plan.block_tables.max())) >= info.num_pages:
         raise ValueError(f"plan names page {page} of {info.num_pages}")
     _check_layers(plan, num_rows, info)
+    _check_budget(plan, info)
     if plan.masks is not None:
         _check_masks(plan.masks, num_segments, info)
 
@@ -54,6 +55,15 @@ def _check_layers(plan: StepPlan, num_rows: int, info: EngineInfo) -> None:
     elif plan.residual.shape != (num_rows, info.hidden_size) or plan.residual.dtype != np.float32:
         got, wanted = f"{plan.residual.shape} {plan.residual.dtype}", f"({num_rows}, {info.hidden_size}) float32"
         raise ValueError(f"residual is {got}, not {wanted}")
+
+
+def _check_budget(plan: StepPlan, info: EngineInfo) -> None:
+    if plan.budget_ms is not None and (
+        plan.residual is None or (plan.layer_begin, plan.layer_end) != (0, info.num_layers)
+    ):
+        raise ValueError("a plan with a budget runs all layers and names a residual")
+    if plan.resume and plan.budget_ms is None:
+        raise ValueError("a plan that goes on has a budget")
 
 
 def _check_masks(masks: TokenMasks, num_segments: int, info: EngineInfo) -> None:

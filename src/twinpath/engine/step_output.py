@@ -36,6 +36,12 @@ class StepOutput:
         )
 
 
+def paused_result(plan: StepPlan, layer: int, elapsed_ms: float) -> StepResult:
+    """Of a plan that ran out of time."""
+    counts, tokens = np.zeros(len(plan.slots), np.int32), np.zeros(0, np.int32)
+    return StepResult(plan.step_id, counts, tokens, elapsed_ms=elapsed_ms, paused_layer=layer)
+
+
 def interrupted_result(plan: StepPlan, elapsed_ms: float = 0.0) -> StepResult:
     """Of a plan that was left between layers: nothing of it counts."""
     counts, tokens = np.zeros(len(plan.slots), np.int32), np.zeros(0, np.int32)

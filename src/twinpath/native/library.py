@@ -30,7 +30,7 @@ FORMAT_IDS: dict[WeightType, int] = {
     WeightType.Q6_K: 10,
 }
 
-STATUS_DONE, STATUS_CANCELLED = 0, 1
+STATUS_DONE, STATUS_CANCELLED, STATUS_PAUSED = 0, 1, 4
 
 
 class Spec(ctypes.Structure):
@@ -139,10 +139,13 @@ def _declare(handle: ctypes.CDLL) -> None:
     handle.tp_step.argtypes = (c_void_p, POINTER(StepArgs))
     handle.tp_lm_head.argtypes = (c_void_p, c_void_p, c_int32, c_void_p, c_int64)
     handle.tp_set_threads.argtypes = (c_void_p, c_int32)
+    handle.tp_slice_create.argtypes, handle.tp_slice_create.restype = (c_void_p,), c_void_p
+    handle.tp_slice_destroy.argtypes, handle.tp_slice_destroy.restype = (c_void_p,), None
+    handle.tp_step_slice.argtypes = (c_void_p, POINTER(StepArgs), c_void_p, c_int64, c_int32, POINTER(c_int32))
     handle.tp_leave_core.argtypes = (c_void_p,)
     handle.tp_leave_core.restype = None
     handle.tp_test_gemm.argtypes = (c_char_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_int32, c_void_p)
     handle.tp_test_dequantize.argtypes = (c_int32, c_int32, c_int32, c_void_p, c_void_p)
-    for name in ("tp_set_tensor", "tp_prepare", "tp_step", "tp_lm_head", "tp_set_threads", "tp_test_gemm",
-                 "tp_test_dequantize"):  # fmt: skip
+    for name in ("tp_set_tensor", "tp_prepare", "tp_step", "tp_step_slice", "tp_lm_head", "tp_set_threads",
+                 "tp_test_gemm", "tp_test_dequantize"):  # fmt: skip
         getattr(handle, name).restype = c_int32

@@ -16,7 +16,16 @@ from twinpath.errors import EngineError, ModelLoadError, NativeBuildError
 from twinpath.model.rope import cos_sin_scale, inverse_frequencies
 from twinpath.model.spec import ModelSpec
 from twinpath.model.tensors import Weights, WeightTensor
-from twinpath.native.library import FORMAT_IDS, STATUS_CANCELLED, STATUS_DONE, Limits, NativeLibrary, Spec, StepArgs
+from twinpath.native.library import (
+    FORMAT_IDS,
+    STATUS_CANCELLED,
+    STATUS_DONE,
+    STATUS_PAUSED,
+    Limits,
+    NativeLibrary,
+    Spec,
+    StepArgs,
+)
 from twinpath.types import Float32s, Int32s
 
 Flags = NDArray[np.uint8]
@@ -36,6 +45,30 @@ class NativeOptions:
     #: Most rows one step may carry.
     max_rows: int = 2048
     max_position: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSlice:
+    """Where a paused step keeps what it has so far; see `NativeModel.open_slice`."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class PausedAt:
+    """A slice's time was over in this layer."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Arguments of one native step, with the arrays they point into."""
+
+    args: StepArgs
+    logits: Float32s
+    hidden: Float32s
+    kept: tuple[object, ...]
 
 
 class NativeModel:
@@ -91,32 +124,41 @@ class NativeModel:
             keep_hidden, hidden] (the head's input, see `logits`); both empty when the range ends early.
         Raises: EngineError when an argument is out of range: nothing was computed.
         """
-        begin, end = layers or (0, self.spec.num_layers)
-        starts, lengths = (np.ascontiguousarray(a, np.int32) for a in (starts, lengths))
-        tokens, block_tables = (np.ascontiguousarray(a, np.int32) for a in (tokens, block_tables))
-        sample = np.ascontiguousarray(sample, np.uint8)
-        self._check_shapes(starts, lengths, sample, tokens, block_tables)
-        last = end == self.spec.num_layers
-        logits = np.empty((int(np.count_nonzero(sample)) if last else 0, self.logits_stride), np.float32)
-        num_hidden = 0
-        if keep_hidden is not None:
-            keep_hidden = np.ascontiguousarray(keep_hidden, np.uint8)
-            if keep_hidden.shape != starts.shape:
-                raise EngineError("keep_hidden has another length than starts")
-            num_hidden = int(lengths[keep_hidden != 0].sum()) if last else 0
-        hidden = np.empty((num_hidden, self.spec.hidden_size), np.float32)
-        args = StepArgs(
-            len(starts), block_tables.shape[1], begin, end, starts.ctypes.data, lengths.ctypes.data, sample.ctypes.data,
-            None if keep_hidden is None else keep_hidden.ctypes.data, tokens.ctypes.data, block_tables.ctypes.data,
-            self._residual_address(residual, len(tokens)), logits.ctypes.data, self.logits_stride, hidden.ctypes.data,
-            ctypes.addressof(self._cancel),
-        )  # fmt: skip
-        status = self._library.tp_step(self._handle, byref(args))
-        if status == STATUS_CANCELLED:
-            return None
-        if status != STATUS_DONE:
-            raise EngineError(self._error())
-        return logits[:, : self.spec.vocab_size], hidden
+        call = self._call(starts, lengths, sample, tokens, block_tables, layers, residual, keep_hidden)
+        return self._outcome(self._library.tp_step(self._handle, byref(call.args)), call)
+
+    def step_slice(
+        self,
+        piece: NativeSlice,
+        budget_ms: float,
+        starts: Int32s,
+        lengths: Int32s,
+        sample: Flags,
+        tokens: Int32s,
+        block_tables: Int32s,
+        *,
+        resume: bool = False,
+        keep_hidden: Flags | None = None,
+    ) -> tuple[Float32s, Float32s] | PausedAt | None:
+        """As `step` through all layers, but it pauses after about `budget_ms`; called again with `resume` and the same
+        rows it goes on. Other steps and slices may run in between. Cancelled, it has to begin again."""
+        call = self._call(starts, lengths, sample, tokens, block_tables, None, None, keep_hidden)
+        layer = ctypes.c_int32(0)
+        status = self._library.tp_step_slice(
+            self._handle, byref(call.args), piece.handle, int(budget_ms * 1e6), int(resume), byref(layer)
+        )
+        return PausedAt(layer.value) if status == STATUS_PAUSED else self._outcome(status, call)
+
+    def open_slice(self) -> NativeSlice:
+        """Working memory of a step that pauses, resident as far as it is used. Close it before the model."""
+        handle = self._library.tp_slice_create(self._handle)
+        if not handle:
+            raise EngineError("no memory for a slice")
+        return NativeSlice(int(handle))
+
+    def close_slice(self, piece: NativeSlice) -> None:
+        """It must not be used any more."""
+        self._library.tp_slice_destroy(piece.handle)
 
     def logits(self, hidden: Float32s) -> Float32s:
         """Head of hidden rows that a step kept: float32 [rows, hidden] -> [rows, vocab]. Tens of rows at once."""
@@ -147,6 +189,46 @@ class NativeModel:
         """Between steps."""
         if self._library.tp_set_threads(self._handle, threads) != STATUS_DONE:
             raise EngineError(self._error())
+
+    def _call(
+        self,
+        starts: Int32s,
+        lengths: Int32s,
+        sample: Flags,
+        tokens: Int32s,
+        block_tables: Int32s,
+        layers: tuple[int, int] | None,
+        residual: Float32s | None,
+        keep_hidden: Flags | None,
+    ) -> _Call:
+        begin, end = layers or (0, self.spec.num_layers)
+        starts, lengths = (np.ascontiguousarray(a, np.int32) for a in (starts, lengths))
+        tokens, block_tables = (np.ascontiguousarray(a, np.int32) for a in (tokens, block_tables))
+        sample = np.ascontiguousarray(sample, np.uint8)
+        self._check_shapes(starts, lengths, sample, tokens, block_tables)
+        last = end == self.spec.num_layers
+        logits = np.empty((int(np.count_nonzero(sample)) if last else 0, self.logits_stride), np.float32)
+        num_hidden = 0
+        if keep_hidden is not None:
+            keep_hidden = np.ascontiguousarray(keep_hidden, np.uint8)
+            if keep_hidden.shape != starts.shape:
+                raise EngineError("keep_hidden has another length than starts")
+            num_hidden = int(lengths[keep_hidden != 0].sum()) if last else 0
+        hidden = np.empty((num_hidden, self.spec.hidden_size), np.float32)
+        args = StepArgs(
+            len(starts), block_tables.shape[1], begin, end, starts.ctypes.data, lengths.ctypes.data, sample.ctypes.data,
+            None if keep_hidden is None else keep_hidden.ctypes.data, tokens.ctypes.data, block_tables.ctypes.data,
+            self._residual_address(residual, len(tokens)), logits.ctypes.data, self.logits_stride, hidden.ctypes.data,
+            ctypes.addressof(self._cancel),
+        )  # fmt: skip
+        return _Call(args, logits, hidden, (starts, lengths, sample, tokens, block_tables, residual, keep_hidden))
+
+    def _outcome(self, status: int, call: _Call) -> tuple[Float32s, Float32s] | None:
+        if status == STATUS_CANCELLED:
+            return None
+        if status != STATUS_DONE:
+            raise EngineError(self._error())
+        return call.logits[:, : self.spec.vocab_size], call.hidden
 
     def _create(self, spec: ModelSpec, options: NativeOptions) -> int:
         layer_rope = np.asarray(spec.layer_rope, np.int32)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinpath.scheduler.sequence import Lane, Phase, Sequence
-from twinpath.types import EngineInfo, Float32s
+from twinpath.types import EngineInfo, Float32s, StepResult
 
 
 @dataclass(slots=True)
@@ -30,15 +30,19 @@ class Chunk:
     Shapes: residual float32 [sum of row lengths, hidden].
     """
 
-    __slots__ = ("_is_kept", "in_flight", "next_layer", "residual", "rows")
+    __slots__ = ("_is_kept", "budget_ms", "elapsed_ms", "in_flight", "is_paused", "next_layer", "residual", "rows")
 
     def __init__(self, rows: list[Row], info: EngineInfo) -> None:
         self.rows = rows
-        self._is_kept = info.keeps_residual
+        self._is_kept = info.keeps_residual or info.pauses
         self.residual: Float32s = np.empty((sum(row.length for row in rows), info.hidden_size), np.float32)
         self.next_layer = 0
         #: Outstanding slices.
         self.in_flight = 0
+        #: Of an engine that pauses: time for its next slice, taken by all of them, and whether there was one.
+        self.budget_ms: float | None = None
+        self.elapsed_ms = 0.0
+        self.is_paused = False
         for row in rows:
             row.sequence.chunk = self
 
@@ -49,6 +53,30 @@ class Chunk:
     @property
     def num_rows(self) -> int:
         return len(self.residual)
+
+    def plan_slice(self, layer_end: int, budget_ms: float | None, num_layers: int) -> tuple[int, int]:
+        """The layers of its next plan: all of them where time bounds it."""
+        self.in_flight += 1
+        self.budget_ms = budget_ms
+        if budget_ms is not None:
+            return 0, num_layers
+        begin, self.next_layer = self.next_layer, layer_end
+        return begin, layer_end
+
+    def end_slice(self, result: StepResult) -> bool:
+        """Whether a plan that time bounded came to its end."""
+        self.in_flight -= 1
+        if self.budget_ms is None or result.interrupted:
+            return False
+        self.elapsed_ms += result.elapsed_ms
+        self.is_paused = result.paused_layer is not None
+        self.next_layer = result.paused_layer or self.next_layer
+        return not self.is_paused
+
+    def let_go(self) -> None:
+        """Its rows are through, or planned to be: their sequences may be planned for again."""
+        for row in self.rows:
+            row.sequence.chunk = None
 
     def is_member(self, row: Row) -> bool:
         return row.sequence.chunk is self and row.sequence.phase is Phase.RUNNING

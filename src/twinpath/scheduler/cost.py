@@ -118,6 +118,10 @@ class CostModel:
         base_ms = self._base(shape)
         return base_ms * self._corrections.get(_bucket(shape), 1.0) if self._corrections else base_ms
 
+    def base(self, shape: StepShape) -> float:
+        """Milliseconds by the coefficients alone, as calibrated: what later steps corrected is left out."""
+        return self._base(shape)
+
     def predict_later(self, shape: StepShape, num_steps: int) -> float:
         """Of a decode step so many steps later, when each row attends to as many more tokens: `predict` of that shape,
         to the bit, in a third of the time."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from twinpath.scheduler.chunk import Chunk
 from twinpath.scheduler.cost import CostModel, StepShape, prefill_context
+from twinpath.scheduler.pacing import Pacing
 from twinpath.scheduler.sequence import Lane, Sequence
+from twinpath.scheduler.step import Step
 
 #: Fewest rows worth a chunk of their own: below, weights are read for too little.
 _MIN_CHUNK_TOKENS = 16
@@ -19,6 +21,10 @@ _MIN_CHUNK_TOKENS = 16
 _MIN_ROWS = 4
 #: Share of a period at most that is kept free for steps that take longer than predicted.
 _MAX_RESERVE = 0.15
+#: Where the engine pauses: share of the budget that prefill gets in any case, and the least time worth a plan. Who
+#: waits for a first token gets more: few periods are long for it.
+_LEAST_SHARE = {Lane.FAST: 0.35, Lane.FLEX: 0.2}
+_MIN_SLICE_MS = 0.3
 _RESERVE_QUANTILE = 0.9
 
 
@@ -45,6 +51,8 @@ class Choice:
     rows: list[tuple[Sequence, int]] = field(default_factory=list)
     chunk: Chunk | None = None
     layer_end: int | None = None
+    #: Of an engine that pauses: how long it may go on; `layer_end` is then only a guess.
+    budget_ms: float | None = None
 
 
 _NO_ROWS = StepShape()
@@ -62,17 +70,29 @@ class LanePlanner:
     """Chooses each step; is told what was planned and how long it took."""
 
     def __init__(
-        self, settings: LaneSettings, cost: CostModel, num_layers: int, max_tokens: int, chunk_grain: int = 1
+        self,
+        settings: LaneSettings,
+        cost: CostModel,
+        num_layers: int,
+        max_tokens: int,
+        chunk_grain: int = 1,
+        *,
+        pauses: bool = False,
     ) -> None:
-        """`chunk_grain`: see `EngineInfo`."""
+        """`chunk_grain`: see `EngineInfo`; so `pauses`: then time is given out instead of layers."""
         self._chunk_grain = chunk_grain
         self.settings = settings
+        self.pacing = Pacing() if pauses else None
         self.cost = cost
         self._num_layers = num_layers
         self._max_tokens = max_tokens
         #: Milliseconds since the last step with decode rows: measured where known, else predicted.
         self._spent_ms = 0.0
         self._period = 0
+        #: Of the period that goes on, None without streams; and of the one that the last decode step ended, None when
+        #: nothing but that step ran in it.
+        self._budget_ms: float | None = None
+        self._shared_ms: float | None = None
 
     def lane_of(self, num_uncached: int) -> Lane:
         return Lane.FLEX if num_uncached > self.settings.flex_threshold_tokens else Lane.FAST
@@ -84,6 +104,7 @@ class LanePlanner:
     def note_planned(self, predicted_ms: float, has_decode: bool) -> None:
         if has_decode:
             self._period += 1
+            self._shared_ms = self._budget_ms if self._spent_ms > 0.0 else None
             self._spent_ms = 0.0
         else:
             self._spent_ms += predicted_ms
@@ -93,6 +114,14 @@ class LanePlanner:
         if period == self._period and elapsed_ms > 0.0:
             self._spent_ms += elapsed_ms - predicted_ms
 
+    def note_result(self, step: Step, elapsed_ms: float) -> None:
+        """A step is done."""
+        if not step.shape.num_decode:
+            self.note_measured(step.period, step.predicted_ms, elapsed_ms)
+        elif self.pacing is not None:
+            budget_ms = self._budget_ms if step.shape.num_prefill else self._shared_ms
+            self.pacing.note_gap(step.planned_s + elapsed_ms / 1e3, budget_ms, self.cost.base(step.shape))
+
     def budget_ms(self, decode: Iterable[Sequence], alone_ms: float) -> float:
         """Of a period with these streams, whose step alone takes `alone_ms`."""
         settings = self.settings
@@ -100,10 +129,18 @@ class LanePlanner:
         return min((default if s.tpot_target_ms is None else s.tpot_target_ms for s in decode), default=default)
 
     def alone_ms(self, decode: list[Sequence]) -> float:
-        return self.cost.predict(decode_shape(decode))
+        """From one token to the next when nothing else runs."""
+        return self._alone_ms(decode_shape(decode))
+
+    def _alone_ms(self, shape: StepShape) -> float:
+        ratio = None if self.pacing is None else self.pacing.idle_ratio
+        return self.cost.predict(shape) if ratio is None else ratio * self.cost.base(shape)
 
     def slack_ms(self, decode: list[Sequence], alone_ms: float) -> float:
-        """What a whole period leaves for prefill beside these streams, whose step alone takes `alone_ms`."""
+        """What a whole period leaves for prefill beside these streams, whose step takes `alone_ms`."""
+        if self.pacing is not None:
+            budget_ms = self._budget_ms = self.budget_ms(decode, self.alone_ms(decode))
+            return budget_ms * (1.0 - self.pacing.reserve) - alone_ms
         budget_ms = self.budget_ms(decode, alone_ms)
         reserve_ms = min(self.cost.tail_ratio(_RESERVE_QUANTILE) - 1.0, _MAX_RESERVE) * budget_ms
         return budget_ms - alone_ms - max(reserve_ms, 0.0)
@@ -117,10 +154,13 @@ class LanePlanner:
         if decode:
             shape = decode_shape(decode)
             alone = Alone(shape, self.cost.predict(shape))
-            slack_ms = self.slack_ms(decode, alone.ms) - self._spent_ms
+            slack_ms = self._least_ms(self.slack_ms(decode, alone.ms), chunks, prefill) - self._spent_ms
         else:
             self._spent_ms = 0.0
+            self._budget_ms = None
             slack_ms = self.settings.idle_step_ms
+        if self.pacing is not None and decode and self._spent_ms > 0.0 and slack_ms < _MIN_SLICE_MS:
+            return Choice()
         chunk = _next_chunk(chunks, prefill)
         if chunk is not None:
             return self._go_on(chunk, slack_ms, bool(decode))
@@ -131,15 +171,23 @@ class LanePlanner:
             return Choice(_grant(prefill, self._num_mixed(alone, prefill, max(slack_ms, 0.0))))
         return self._open(alone, prefill, batch, slack_ms)
 
+    def _least_ms(self, slack_ms: float, chunks: list[Chunk], prefill: list[Sequence]) -> float:
+        """So much even of a period that has nothing to spare."""
+        if self._budget_ms is None:
+            return slack_ms
+        chunk = _next_chunk(chunks, prefill)
+        return max(slack_ms, self._budget_ms * _LEAST_SHARE[chunk.lane if chunk is not None else prefill[0].lane])
+
     def _go_on(self, chunk: Chunk, slack_ms: float, has_decode: bool) -> Choice:
         left = self._num_layers - chunk.next_layer
         shape = rows_shape((row.start, row.length) for row in chunk.rows)
         num_layers = min(self._layers_within(shape, slack_ms), left)
         if num_layers == 0:
-            if has_decode and self._spent_ms > 0.0:
+            if has_decode and self._spent_ms > 0.0 and self.pacing is None:
                 return Choice()
             num_layers = 1
-        return Choice(chunk=chunk, layer_end=chunk.next_layer + num_layers)
+        budget_ms = max(slack_ms, _MIN_SLICE_MS) if self.pacing is not None else None
+        return Choice(chunk=chunk, layer_end=chunk.next_layer + num_layers, budget_ms=budget_ms)
 
     def _open(
         self, alone: Alone, prefill: list[Sequence], batch: list[tuple[Sequence, int]], slack_ms: float
@@ -153,6 +201,10 @@ class LanePlanner:
         fits = mixed_ms <= alone.ms + slack_ms
         if fits and num_mixed == sum(sequence.num_plannable for sequence in prefill):
             return mixed
+        if self.pacing is not None:
+            shape = rows_shape((sequence.num_planned, length) for sequence, length in batch)
+            num_layers = max(self._layers_within(shape, slack_ms), 1)
+            return Choice(batch, layer_end=num_layers, budget_ms=max(slack_ms, _MIN_SLICE_MS))
         best = mixed
         for rows in _chunk_sizes(batch, self._chunk_grain):
             num_rows = sum(length for _, length in rows)

@@ -34,8 +34,7 @@ class Outlook:
 
     def note_step(self, step: Step, elapsed_ms: float) -> None:
         """It is done."""
-        if not step.shape.num_decode:
-            self.planner.note_measured(step.period, step.predicted_ms, elapsed_ms)
+        self.planner.note_result(step, elapsed_ms)
         gap_ms = (step.planned_s - self._end_s) * 1e3
         if self._end_s and 0.0 < gap_ms < _LONGEST_GAP_MS:
             self.gap_ms += _GAIN * (gap_ms - self.gap_ms)

@@ -98,7 +98,7 @@ class Scheduler:
         self.admission: Admission | None = None
         if limits.lanes is not None:
             max_rows, grain = limits.max_num_batched_tokens, info.chunk_grain
-            self.planner = LanePlanner(limits.lanes, self.cost, info.num_layers, max_rows, grain)
+            self.planner = LanePlanner(limits.lanes, self.cost, info.num_layers, max_rows, grain, pauses=info.pauses)
             self.forecast = Forecast(self.cost, limits.max_num_batched_tokens)
             outlook = Outlook(self.planner, self._roster, info.num_layers)
             self.admission = Admission(outlook, self.forecast, self._clock, shed=limits.shed)
@@ -241,24 +241,21 @@ class Scheduler:
 
     def _slice(self, choice: Choice) -> StepPlan:
         """The next layers of a chunk, or the first of a new one."""
-        chunk, layer_end = choice.chunk, choice.layer_end
-        assert layer_end is not None
+        chunk, layer_end = choice.chunk, choice.layer_end or self.info.num_layers
         if chunk is None:
             rows = [self._take_row(sequence, length) for sequence, length in choice.rows]
-            if layer_end == self.info.num_layers:
+            if layer_end == self.info.num_layers and choice.budget_ms is None:
                 return self._build(rows)
             chunk = Chunk(rows, self.info)
             self._chunks.append(chunk)
         else:
             for row in chunk.rows:
                 row.sequence.in_flight += 1
-        begin, chunk.next_layer = chunk.next_layer, layer_end
-        chunk.in_flight += 1
-        if layer_end == self.info.num_layers:
+        layers = chunk.plan_slice(layer_end, choice.budget_ms, self.info.num_layers)
+        if layer_end == self.info.num_layers and choice.budget_ms is None:
             self._chunks.remove(chunk)
-            for row in chunk.rows:
-                row.sequence.chunk = None
-        return self._build(list(chunk.rows), (begin, layer_end), chunk)
+            chunk.let_go()
+        return self._build(list(chunk.rows), layers, chunk)
 
     def _take_row(self, sequence: Sequence, length: int) -> Row:
         start = sequence.num_planned
@@ -294,7 +291,7 @@ class Scheduler:
         step.masks = masks_for(rows, self.info.vocab_size) if end == self.info.num_layers else None
         if self.planner is not None:
             step.planned_s = self._clock()
-            step.predicted_ms = self.cost.predict(step.shape)
+            step.predicted_ms = chunk.budget_ms if chunk and chunk.budget_ms else self.cost.predict(step.shape)
             self.planner.note_planned(step.predicted_ms, step.shape.num_decode > 0)
             step.period = self.planner.period
         return build_plan(step, tuple(inits), self.memory.residency.block_tables)
@@ -310,15 +307,16 @@ class Scheduler:
         step = self._outstanding.popleft()
         assert step.step_id == result.step_id, "results must come back in submission order"
         events: list[Event] = []
-        if step.chunk is not None:
-            step.chunk.in_flight -= 1
+        if step.chunk is not None and step.chunk.end_slice(result) and step.chunk in self._chunks:
+            self._chunks.remove(step.chunk)
+            step.chunk.let_go()
         if result.interrupted or step.void:
             self._void(step)
         else:
             num_steps = max(int(result.counts[0]), 1) if step.repeat > 1 else 1
             self.num_steps += num_steps
             self._num_replans = 0
-            self.cost.observe(step.shape, result.elapsed_ms / num_steps)
+            self.cost.observe(step.shape, step.measured_ms(result) / num_steps)
             if self.admission is not None:
                 self.admission.outlook.note_step(step, result.elapsed_ms)
             self._commit_rows(step, result, events)
@@ -341,7 +339,7 @@ class Scheduler:
             if (sequence := row.sequence).phase is Phase.DONE:
                 continue  # It stopped while this row was in flight: overrun.
             failure = result.failures.get(index)
-            if failure is None and step.layer_end < self.info.num_layers:
+            if failure is None and (step.layer_end < self.info.num_layers or result.paused_layer is not None):
                 continue
             if failure is None and row.sample and not new_tokens:
                 failure = "the engine returned no token"

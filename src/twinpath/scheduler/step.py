@@ -9,7 +9,7 @@ import numpy as np
 from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.cost import StepShape, prefill_context
 from twinpath.scheduler.sequence import Sequence
-from twinpath.types import PENDING_TOKEN, Int32s, SlotInit, StepPlan, TokenMasks
+from twinpath.types import PENDING_TOKEN, Int32s, SlotInit, StepPlan, StepResult, TokenMasks
 
 #: Prefill rows below this run in a few milliseconds on the slowest engine: not worth an interrupt.
 _MIN_DOMINANT_ROWS = 16
@@ -54,6 +54,12 @@ class Step:
         share = (self.layer_end - self.layer_begin) / num_layers
         return StepShape(num_decode, decode_context, num_prefill, prefill_tokens, num_sampled, share)
 
+    def measured_ms(self, result: StepResult) -> float:
+        """What all of it took: that of a chunk which paused is known at its end, 0 before."""
+        if result.paused_layer is not None:
+            return 0.0
+        return result.elapsed_ms if self.chunk is None or self.chunk.budget_ms is None else self.chunk.elapsed_ms
+
     def dominant(self) -> str | None:
         """The request whose prefill is at least half of this step: cancelling it is worth interrupting the others."""
         longest = max(self.rows, key=lambda row: row.length)
@@ -78,6 +84,8 @@ def build_plan(step: Step, inits: tuple[SlotInit, ...], block_tables: Int32s) ->
         layer_begin=step.layer_begin,
         layer_end=step.layer_end,
         residual=None if step.chunk is None else step.chunk.residual,
+        budget_ms=None if step.chunk is None else step.chunk.budget_ms,
+        resume=step.chunk is not None and step.chunk.is_paused,
         inits=inits,
         releases=step.releases,
         repeat=step.repeat,

@@ -101,6 +101,20 @@ TP_EXPORT int32_t tp_step(void* handle, const tp::StepArgs* args) {
     return static_cast<int32_t>(h->stepper->run(*args, &h->error));
 }
 
+TP_EXPORT void* tp_slice_create(void* handle) {
+    auto* h = static_cast<Handle*>(handle);
+    return h->stepper ? h->stepper->make_slice().release() : nullptr;
+}
+
+TP_EXPORT void tp_slice_destroy(void* slice) { delete static_cast<tp::Slice*>(slice); }
+
+// Status 4: paused, in `layer`.
+TP_EXPORT int32_t tp_step_slice(void* handle, const tp::StepArgs* args, void* slice, int64_t budget_ns, int32_t resume, int32_t* layer) {
+    auto* h = static_cast<Handle*>(handle);
+    if (!h->stepper) return h->fail("the model is not complete");
+    return static_cast<int32_t>(h->stepper->run_slice(*args, static_cast<tp::Slice*>(slice), budget_ns, resume != 0, layer, &h->error));
+}
+
 TP_EXPORT int32_t tp_lm_head(void* handle, const float* hidden, int32_t num_rows, float* logits, int64_t stride) {
     auto* h = static_cast<Handle*>(handle);
     if (!h->stepper) return h->fail("the model is not complete");

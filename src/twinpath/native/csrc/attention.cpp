@@ -71,7 +71,7 @@ void Stepper::quantise_heads(int row, int kv_head) {
 // ---- few rows with long contexts: their spans are spread over the threads ------------------------------------------------
 
 bool Stepper::splits_spans() const {
-    if (!decode_only_ || pool_->active() == 1 || num_rows_ * model_.spec.num_kv_heads >= 4 * pool_->active()) return false;
+    if (slice_ || !decode_only_ || pool_->active() == 1 || num_rows_ * model_.spec.num_kv_heads >= 4 * pool_->active()) return false;
     if (model_.spec.heads_per_kv() > kMaxQueryRows) return false;
     return std::any_of(rows_.begin(), rows_.end(), [](const Row& r) { return r.position >= kSpan; });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,8 +11,13 @@
 #include "governor.h"
 #include "model.h"
 #include "scratch.h"
+#include "slice.h"
 
 namespace tp {
+
+inline int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // A step as twinpath.types.StepPlan describes it; all arrays belong to the caller.
 struct StepArgs {
@@ -29,7 +35,7 @@ struct StepArgs {
     const int32_t* cancel;           // not zero: stop soon; may be null; written by other threads
 };
 
-enum class StepStatus : int32_t { kDone = 0, kCancelled = 1, kBadArguments = 2, kNoMemory = 3 };
+enum class StepStatus : int32_t { kDone = 0, kCancelled = 1, kBadArguments = 2, kNoMemory = 3, kPaused = 4 };
 
 struct Limits {
     int32_t page_size, num_pages, max_rows, max_position;
@@ -41,6 +47,11 @@ public:
 
     std::string prepare(const Limits& limits);  // allocates; "" or what is wrong
     StepStatus run(const StepArgs& args, std::string* error);
+    // Null: no memory.
+    std::unique_ptr<Slice> make_slice() const;
+    // A whole step in several calls with the same rows: works for about `budget_ns` and says kPaused, the layer where it is in
+    // `layer`, until it is done. `resume`: goes on where `slice` is; else begins. Steps may run in between, and other slices.
+    StepStatus run_slice(const StepArgs& args, Slice* slice, int64_t budget_ns, bool resume, int32_t* layer, std::string* error);
     // logits [num_rows][stride] of hidden rows that a step kept; num_rows <= max_rows.
     StepStatus lm_head(const float* hidden, int num_rows, float* logits, int64_t stride, std::string* error);
     bool set_threads(int num_threads);
@@ -94,6 +105,7 @@ private:
     void multiply(const Matrix* const* parts, int num_parts, int num_rows, Input&& input, float* out, int64_t stride, bool add);
     template <class F>
     void phase(int num_tasks, F&& task);
+    bool is_over() const { return slice_ && slice_->is_over(); }
     bool cancelled() const { return cancel_ && __atomic_load_n(cancel_, __ATOMIC_RELAXED) != 0; }
 
     Model model_;
@@ -116,6 +128,8 @@ private:
     int norm_rows_ = 0;
     int64_t norm_id_ = 0;
     const int32_t* cancel_ = nullptr;
+    Slice* slice_ = nullptr;  // that is running
+    int32_t layer_ = 0;       // where it is over
     Governor governor_;
     IdleCores idle_cores_;
     int64_t leave_core_until_ns_ = 0;
@@ -125,9 +139,17 @@ private:
 template <class F>
 void Stepper::phase(int num_tasks, F&& task) {
     if (cancelled()) return;
-    pool_->run(num_tasks, [&](int index, int thread) {
-        if (!cancelled()) task(index, thread);
-    });
+    if (slice_) {
+        if (!slice_->enter(num_tasks, now_ns())) return;
+        pool_->run(slice_->num_tasks(), [&](int i, int thread) {
+            if (!cancelled() && !slice_->leaves(i, now_ns())) task(slice_->task(i), thread);
+        });
+        slice_->exit();
+    } else {
+        pool_->run(num_tasks, [&](int index, int thread) {
+            if (!cancelled()) task(index, thread);
+        });
+    }
     progress_.fetch_add(1, std::memory_order_relaxed);
 }
 

@@ -1,0 +1,108 @@
+"""Steps that pause between tasks: the same bits as in one go, whatever runs in between."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.random_models import SPECS
+from native.test_step import ISAS, OTHER, PROMPT, build, ints, run
+from twinpath.errors import EngineError
+from twinpath.native.library import NativeLibrary
+from twinpath.native.model import NativeModel, NativeSlice, PausedAt
+from twinpath.types import Float32s
+
+#: More calls than a tiny model has tasks: not one of them may be without progress.
+MOST_CALLS = 20_000
+PAGES, OTHERS, STRANGERS = [5, 50, 2, 33, 19, 7], [41, 9, 12], [60, 1, 30]
+
+
+def go_on(
+    model: NativeModel, piece: NativeSlice, tokens: list[int], pages: list[int], resume: bool, budget_ms: float = 0.0
+) -> tuple[Float32s, Float32s] | PausedAt | None:
+    """Time for one task a thread, or `budget_ms`, of a prompt's step."""
+    sample, keep = np.ones(1, np.uint8), np.ones(1, np.uint8)
+    return model.step_slice(
+        piece, budget_ms, ints(0), ints(len(tokens)), sample, ints(*tokens), np.array([pages], np.int32),
+        resume=resume, keep_hidden=keep,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ["smollm2", "gemma3", "qwen2"])
+def test_pausing_after_every_task_changes_no_bit(library: NativeLibrary, name: str, isa: str, threads: int) -> None:
+    model = build(library, name, isa, threads)
+    keep = np.ones(1, np.uint8)
+    whole = [run(model, [(0, tokens, PAGES)], keep_hidden=keep) for tokens in (PROMPT, OTHER)]
+    beside = run(model, [(0, OTHER[:1], STRANGERS)])[0]
+    pieces, layers = [model.open_slice() for _ in range(2)], [0, 0]
+    found: list[tuple[Float32s, Float32s] | None] = [None, None]
+    for call in range(MOST_CALLS):
+        for i, tokens, pages in ((0, PROMPT, PAGES), (1, OTHER, OTHERS)):
+            if found[i] is None:
+                outcome = go_on(model, pieces[i], tokens, pages, resume=call > 0)
+                assert outcome is not None
+                if isinstance(outcome, PausedAt):
+                    assert layers[i] <= outcome.layer < SPECS[name].num_layers
+                    layers[i] = outcome.layer
+                else:
+                    found[i] = outcome
+        np.testing.assert_array_equal(run(model, [(0, OTHER[:1], STRANGERS)])[0], beside)
+        if None not in found:
+            break
+    assert call > SPECS[name].num_layers
+    for got, right in zip(found, whole, strict=True):
+        assert got is not None
+        np.testing.assert_array_equal(got[0], right[0])
+        np.testing.assert_array_equal(got[1], right[1])
+    # Its keys and values too: the next token sees all of them.
+    after = run(model, [(len(PROMPT), [3], PAGES)])[0]
+    np.testing.assert_array_equal(after, run(build(library, name, isa), [(0, [*PROMPT, 3], PAGES)])[0])
+    for piece in pieces:
+        model.close_slice(piece)
+
+
+def test_with_time_enough_it_does_not_pause(library: NativeLibrary) -> None:
+    model = build(library)
+    piece = model.open_slice()
+    outcome = go_on(model, piece, PROMPT, PAGES, resume=False, budget_ms=1e6)
+    assert isinstance(outcome, tuple)
+    np.testing.assert_array_equal(outcome[0], run(model, [(0, PROMPT, OTHERS + STRANGERS)])[0])
+    model.close_slice(piece)
+
+
+def test_without_resume_and_with_other_threads_it_begins_again(library: NativeLibrary) -> None:
+    model = build(library, threads=2)
+    right = run(model, [(0, PROMPT, PAGES)])[0]
+    piece = model.open_slice()
+    for resume in (False, True, True, False, True):
+        assert isinstance(go_on(model, piece, OTHER, OTHERS, resume), PausedAt)
+    assert isinstance(go_on(model, piece, PROMPT, PAGES, resume=False), PausedAt)
+    model.set_threads(3)
+    outcome = go_on(model, piece, PROMPT, PAGES, resume=True, budget_ms=1e6)
+    assert isinstance(outcome, tuple)
+    np.testing.assert_array_equal(outcome[0], right)
+    model.close_slice(piece)
+
+
+def test_a_cancelled_slice_begins_again(library: NativeLibrary) -> None:
+    model = build(library, threads=2)
+    right = run(model, [(0, PROMPT, PAGES)])[0]
+    piece = model.open_slice()
+    assert isinstance(go_on(model, piece, PROMPT, PAGES, resume=False), PausedAt)
+    model.cancel()
+    assert go_on(model, piece, PROMPT, PAGES, resume=True) is None
+    model.cancel(False)
+    outcome = go_on(model, piece, PROMPT, PAGES, resume=False, budget_ms=1e6)
+    assert isinstance(outcome, tuple)
+    np.testing.assert_array_equal(outcome[0], right)
+    model.close_slice(piece)
+
+
+def test_bad_input_is_an_error(library: NativeLibrary) -> None:
+    model = build(library)
+    piece = model.open_slice()
+    with pytest.raises(EngineError, match="names page"):
+        go_on(model, piece, PROMPT, [*PAGES[:5], 9999], resume=False)
+    model.close_slice(piece)

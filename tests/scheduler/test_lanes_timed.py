@@ -1,0 +1,168 @@
+"""Lanes over an engine that pauses: prefill gets time instead of layers, the arithmetic done by hand.
+
+A decode step takes 2 ms, so a period of four has 8; 15 % are in reserve at first, which leaves 4.8 ms for prefill. A
+chunk of 64 rows takes 1 + 32 x 0.45 + 32 x 0.1 = 18.6 ms in all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.stepping import Bench, make_request
+from scheduler.test_lanes import LONG, SLICED
+from twinpath.engine.scripted import END_ID, ScriptedEngine
+from twinpath.engine.step_output import paused_result
+from twinpath.scheduler import CostModel, LaneSettings, Scheduler
+from twinpath.scheduler.cost import shape_of
+from twinpath.types import EngineInfo, SlotInit, StepPlan, StepResult
+
+
+class PausingEngine:
+    """A scripted engine on the bench's clock, where a step takes what `SLICED` says and stops when its time is over."""
+
+    def __init__(self, bench: Bench, inner: ScriptedEngine) -> None:
+        self.info: EngineInfo = replace(inner.info, pauses=True)
+        self.plans: list[StepPlan] = []
+        self._bench, self._inner = bench, inner
+        self._cost = CostModel(SLICED)
+        self._left_ms: dict[int, float] = {}
+        self._paused: StepPlan | None = None
+        self._inits: tuple[SlotInit, ...] = ()
+
+    def submit(self, plan: StepPlan) -> int:
+        self.plans.append(plan)
+        self._inits += plan.inits
+        if plan.budget_ms is not None:
+            assert plan.residual is not None and plan.resume == (id(plan.residual) in self._left_ms)
+            whole_ms = self._cost.predict(shape_of(plan, self.info.num_layers))
+            left_ms = self._left_ms.setdefault(id(plan.residual), whole_ms)
+            if left_ms > plan.budget_ms:
+                self._left_ms[id(plan.residual)] = left_ms - plan.budget_ms
+                self._paused = plan
+                return plan.step_id
+        inits, self._inits = self._inits, ()
+        return self._inner.submit(replace(plan, budget_ms=None, resume=False, inits=inits))
+
+    def poll(self) -> StepResult | None:
+        plan = self.plans[-1]
+        if self._paused is not None:
+            self._paused, elapsed_ms = None, plan.budget_ms or 0.0
+            done = 1.0 - self._left_ms[id(plan.residual)] / self._cost.predict(shape_of(plan, self.info.num_layers))
+            result: StepResult | None = paused_result(plan, int(done * self.info.num_layers), elapsed_ms)
+        else:
+            elapsed_ms = self._left_ms.pop(id(plan.residual), 0.0) if plan.budget_ms is not None else 0.0
+            elapsed_ms = elapsed_ms or self._cost.predict(shape_of(plan, self.info.num_layers))
+            result = self._inner.poll()
+            assert result is not None
+            result = replace(result, elapsed_ms=elapsed_ms)
+        self._bench.now_s += elapsed_ms / 1e3
+        return result
+
+
+def bench_of(idle_step_ms: float = 1000.0) -> tuple[Bench, PausingEngine]:
+    lanes = LaneSettings(flex_threshold_tokens=100, itl_budget=4.0, idle_step_ms=idle_step_ms)
+    bench = Bench(LONG, lanes=lanes, step_tokens=64, layers=10, num_pages=64)
+    engine = PausingEngine(bench, bench.engine)
+    bench.engine = engine  # type: ignore[assignment]
+    limits = bench.scheduler.limits
+    bench.scheduler = Scheduler(engine.info, limits, clock=lambda: bench.now_s, cost=CostModel(SLICED))
+    return bench, engine
+
+
+def streaming(bench: Bench) -> None:
+    bench.add(make_request("stream", "stream", max_tokens=200))
+    for _ in range(6):
+        bench.turn()
+
+
+def budgets(plans: list[StepPlan]) -> list[float | None]:
+    return [plan.budget_ms for plan in plans]
+
+
+def test_a_chunk_gets_what_a_period_leaves_and_goes_on_after_each_token() -> None:
+    bench, engine = bench_of()
+    streaming(bench)
+    bench.add(make_request("long", b"x" * 150))
+    before = len(engine.plans)
+    for _ in range(9):
+        bench.turn()
+    plans = engine.plans[before:]
+    slices, steps = [plans[i] for i in (0, 2, 4, 6)], [plans[i] for i in (1, 3, 5, 8)]
+    assert budgets(slices) == pytest.approx([4.8] * 4, rel=0.02)
+    assert [plan.resume for plan in slices] == [False, True, True, True]
+    assert all((plan.layer_begin, plan.layer_end) == (0, 10) and plan.residual is slices[0].residual for plan in slices)
+    assert budgets(steps) == [None] * 4 and all(plan.slots.tolist() == [0] for plan in steps)
+    # About 4 ms were left of the chunk: the next one begins in what is left of that period.
+    first, second, third, fourth = (plan.budget_ms or 0.0 for plan in slices)
+    left_ms = 18.6 - first - second - third
+    assert plans[7].budget_ms == pytest.approx(fourth - left_ms, abs=0.02) and not plans[7].resume
+    bench.run()
+    assert bench.tokens("long") == [*b"ok", END_ID] and bench.tokens("stream") == list(b"abcdefghij" * 20)
+
+
+def test_late_tokens_make_the_slices_shorter() -> None:
+    """Each decode step takes 5 ms longer than anybody predicted."""
+    bench, engine = bench_of()
+    streaming(bench)
+    bench.add(make_request("long", b"x" * 700))
+    found = []
+    for _ in range(60):
+        bench.turn()
+        if engine.plans[-1].budget_ms is None:
+            bench.now_s += 5e-3
+        else:
+            found.append(engine.plans[-1].budget_ms)
+    assert found[0] == pytest.approx(4.8, rel=0.02)
+    # No more than half of the 8 ms is ever held back.
+    assert max(found[-5:]) == pytest.approx(2.0, rel=0.03)
+
+
+def test_without_streams_a_slice_is_bounded_for_those_who_may_arrive() -> None:
+    bench, engine = bench_of(idle_step_ms=12.0)
+    bench.add(make_request("long", b"x" * 60))
+    bench.turn()
+    bench.turn()
+    assert budgets(engine.plans) == [12.0, 12.0] and [plan.resume for plan in engine.plans] == [False, True]
+    assert bench.tokens("long") == list(b"o")
+
+
+def test_a_fast_request_overtakes_a_paused_flex_chunk() -> None:
+    bench, engine = bench_of()
+    streaming(bench)
+    bench.add(make_request("long", b"x" * 150))
+    bench.turn()
+    bench.add(make_request("fast", b"y" * 64))
+    before = len(engine.plans)
+    while not bench.told["fast"]:
+        bench.turn()
+    sliced = [plan for plan in engine.plans[before:] if plan.budget_ms is not None]
+    assert len(sliced) >= 4 and all(plan.slots.tolist() == [2] for plan in sliced)
+    assert bench.told["long"] == []
+    bench.run()
+    assert bench.tokens("fast") == bench.tokens("long") == [*b"ok", END_ID]
+
+
+def test_whoever_leaves_a_paused_chunk_leaves_nothing() -> None:
+    bench, engine = bench_of()
+    streaming(bench)
+    bench.add(make_request("long", b"x" * 150), make_request("next", b"z" * 150))
+    bench.turn()
+    assert engine.plans[-1].budget_ms is not None
+    bench.cancel("long")
+    bench.run()
+    assert bench.tokens("next") == [*b"ok", END_ID] and bench.tokens("stream") == list(b"abcdefghij" * 20)
+    assert bench.scheduler.num_running == 0
+
+
+def test_a_chunk_is_measured_as_a_whole() -> None:
+    bench, _ = bench_of()
+    streaming(bench)
+    cost = bench.scheduler.cost
+    cost.kept = []
+    bench.add(make_request("long", b"x" * 128))
+    while not bench.told["long"]:
+        bench.turn()
+    chunks = [(shape.num_prefill, shape.layer_share, ms) for shape, ms in cost.kept if not shape.num_decode]
+    assert chunks == [(64, 1.0, pytest.approx(18.6)), (64, 1.0, pytest.approx(18.6))]
