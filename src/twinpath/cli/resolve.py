@@ -48,9 +48,10 @@ RANGES: Mapping[str, tuple[float, float]] = {
 #: Kind of engine -> settings that it does not read.
 UNREAD: Mapping[str, frozenset[str]] = {
     "native": frozenset({"dtype"}),
-    "reference": frozenset({"threads", "isa", "activation_bits"}),
+    "reference": frozenset({"threads", "isa", "activation_bits", "batch_invariant"}),
     "scripted": frozenset(
         {"device", "dtype", "threads", "isa", "activation_bits", "page_size", "kv_cache_mb", "gpu_memory_utilization"}
+        | {"batch_invariant"}
     ),
 }
 
@@ -58,8 +59,8 @@ UNREAD: Mapping[str, frozenset[str]] = {
 def unread_settings(engine: EngineConfig) -> frozenset[str]:
     """Settings that have no effect with this engine: not shown, and worth a line when somebody set one."""
     if engine.kind != "scripted" and engine.device == "cuda":
-        return UNREAD["reference"]
-    return UNREAD[engine.kind] | {"gpu_memory_utilization"}
+        return UNREAD["reference"] - ({"batch_invariant"} if engine.kind == "native" else set())
+    return UNREAD[engine.kind] | {"gpu_memory_utilization", "batch_invariant"}
 
 
 def choose_model(argument: str | None, flag: str | None, default: str) -> str:

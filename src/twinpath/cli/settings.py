@@ -194,6 +194,13 @@ SETTINGS: tuple[Setting, ...] = (
         "max_model_len", "engine", "max_model_len", "Context window in tokens; unset: the model's own.", panel="Engine"
     ),
     Setting(
+        "batch_invariant",
+        "engine",
+        "batch_invariant",
+        "Same bits whatever else runs: batch, chunks, cache, preemption (cuda; slower).",
+        panel="Engine",
+    ),
+    Setting(
         "spin",
         "engine",
         "spin_s",

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from twinpath.engine.cuda_forward import Forward
+from twinpath.engine.cuda_graphs import PREFILL_TIERS
 from twinpath.engine.cuda_library import make_library
 from twinpath.engine.cuda_memory import CudaOptions, describe_memory, fitting_pages, reserve_bytes
 from twinpath.engine.cuda_ops import plain_operations, triton_operations
@@ -26,7 +27,7 @@ from twinpath.errors import EngineError
 from twinpath.kernels.prefill_attention.spec import AttentionTiling
 from twinpath.types import EngineInfo, StepPlan, StepResult
 
-#: Pieces on the card beyond which the host waits before it launches more.
+#: Pieces with layers on the card beyond which the host waits before it launches more.
 _RUN_AHEAD = 2
 #: Waiting this long for one result is a prefill's business: from here on the thread naps between looks.
 _SPIN_S = 0.008
@@ -42,7 +43,7 @@ class CudaEngine:
 
     def __init__(self, weights: PackedWeights, options: CudaOptions, tiling: AttentionTiling | None = None) -> None:
         spec, device, dtype = weights.spec, weights.embed.device, weights.embed.dtype
-        tiling = tiling or AttentionTiling()
+        tiling = tiling or (AttentionTiling.fixed() if options.batch_invariant else AttentionTiling())
         self.weights = weights
         max_model_len = options.max_model_len or spec.max_position
         num_pages = options.num_pages or fitting_pages(weights, options, max_model_len)
@@ -50,7 +51,7 @@ class CudaEngine:
         kv = allocate_kv(spec, num_pages, options.page_size, device, dtype)
         operations = plain_operations()
         if options.kernels == "triton":
-            operations = triton_operations(spec.vocab_size, device)
+            operations = triton_operations(spec.vocab_size, device, batch_invariant=options.batch_invariant)
         self._info = EngineInfo(
             num_layers=spec.num_layers,
             hidden_size=spec.hidden_size,
@@ -64,16 +65,19 @@ class CudaEngine:
             device=options.device,
             description=f"cuda: {spec.family}, {str(dtype).removeprefix('torch.')}, torch {torch.__version__}",
             keeps_residual=True,
+            step_sizes=tuple(t for t in PREFILL_TIERS if t <= options.max_step_tokens) if options.graphs else (),
         )
         tables = SlotTables(options.max_slots, spec.vocab_size, max_model_len, max_pages, device)
         library = make_library(weights, options, max_model_len)
+        if library is not None:
+            self._info = replace(self._info, chunk_grain=library.grain)
         max_rows, max_picks = aligned(options.max_step_tokens), aligned(options.max_slots)
         forward = Forward(weights, kv, operations, max_rows, max_picks, tiling, library)
         self._launcher = StepLauncher(forward, operations, tables, self._info, tiling)
         if options.graphs:
             from twinpath.engine.cuda_decode import DecodeStep  # needs Triton, which a CPU may lack
 
-            self._launcher.capture(DecodeStep(weights, kv, max_pages))
+            self._launcher.capture(None if options.batch_invariant else DecodeStep(weights, kv, max_pages))
         #: Lines for the start-up table.
         self.facts = describe_memory(weights, options, num_pages, reserve_bytes(weights, options, max_model_len))
         self._lock = threading.Lock()
@@ -129,6 +133,9 @@ class CudaEngine:
             for job in self._jobs:
                 if job.plan.step_id == step_id:
                     job.stop = True
+
+    def prepare(self) -> bool:
+        return False
 
     def progress(self) -> int:
         return self._progress
@@ -189,12 +196,12 @@ class CudaEngine:
             masks = job.plan.masks
             is_blocked = job.pieces[0].needs_masks and masks is not None and not masks.ready.is_set()
             is_enough = num_launched == _RUN_AHEAD and not is_polled
-            if is_blocked or is_enough or num_ahead + len(job.marks) >= _RUN_AHEAD:
+            if is_blocked or is_enough or num_ahead + job.num_ahead >= _RUN_AHEAD:
                 break
             self._launcher.launch(job)
             num_launched += 1
             self._progress += self._launcher.collect(job)
-        return len(job.marks)
+        return job.num_ahead
 
     def _fail(self, job: Job, error: Exception) -> EngineError:
         failure = EngineError(f"step {job.plan.step_id} failed: {type(error).__name__}: {error}")

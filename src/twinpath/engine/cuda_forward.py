@@ -106,7 +106,7 @@ class Forward:
         x, change = self._x[:num_rows], self._change[:num_rows]
         self._add_change(index - 1, residual, weights.attn_norm, has_change=not first)
         qkv, q, attended = self._qkv[:num_rows], self._q[:num_rows], self._attended[:num_rows]
-        torch.mm(x, weights.qkv.t(), out=qkv)
+        self._ops.linear(x, weights.qkv, qkv)
         rope, pages = self.weights.rope_tables[spec.layer_rope[index]], (self._kv.k[index], self._kv.v[index])
         self._ops.rotate_append(qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape)
         window, parts = spec.layer_window[index], self._parts if share else None
@@ -116,13 +116,13 @@ class Forward:
             own = slice(chunk.row, chunk.row + chunk.length)
             table = rows.tables[chunk.slot]
             self.library.attend(q[own], table, chunk.start, pages, attended[own], spec.attn_scale)
-        torch.mm(attended, weights.o.t(), out=change)
+        self._ops.linear(attended, weights.o, change)
         post = weights.post_norms[0] if weights.post_norms else None
         self._ops.add_norm(residual, change, weights.mlp_norm, x, spec.norm_eps, bias=weights.o_bias, post_weight=post)
         gate_up, gated = self._gate_up[:num_rows], self._gated[:num_rows]
-        torch.mm(x, weights.gate_up.t(), out=gate_up)
+        self._ops.linear(x, weights.gate_up, gate_up)
         self._ops.gate(gate_up, spec.activation, gated)
-        torch.mm(gated, weights.down.t(), out=change)
+        self._ops.linear(gated, weights.down, change)
 
     def finish_layers(self, last_layer: int, residual: Tensor) -> None:
         """Add what `last_layer` left; now `residual` may be kept, read or continued by another step."""
@@ -133,12 +133,7 @@ class Forward:
         weights, num = self.weights, len(picked)
         last, out = self._last[:num], self.logits_buffer[:num]
         self._ops.add_norm(residual, None, weights.final_norm, last, weights.spec.norm_eps, picked=picked)
-        if last.dtype == torch.float32:
-            torch.mm(last, weights.head.t(), out=out)
-        elif last.is_cuda:
-            torch.mm(last, weights.head.t(), out_dtype=torch.float32, out=out)
-        else:
-            out.copy_(last @ weights.head.t())
+        self._ops.linear(last, weights.head, out)
         return out
 
     def _add_change(

@@ -25,7 +25,7 @@ Pool = Any  # torch names no type for it
 #: Batch sizes worth a graph of their own.
 DECODE_TIERS = (1, 2, 4, 8, 16, 32, 64)
 #: Rows of a step whose launches would take longer than the card's work on them.
-PREFILL_TIERS = (16, 32, 64, 128, 256, 512)
+PREFILL_TIERS = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 #: Pieces of a captured prefill: between them a step can be left.
 _NUM_PIECES = 4
 
@@ -54,7 +54,6 @@ class PrefillGraphs:
 class StepGraphs:
     """What was captured, by tier."""
 
-    step: DecodeStep
     decode: dict[int, DecodeGraphs]
     prefill: dict[int, PrefillGraphs]
 
@@ -83,14 +82,14 @@ class Captures:
     info: EngineInfo
 
 
-def capture_graphs(c: Captures, step: DecodeStep) -> StepGraphs:
-    """Capture everything; the inputs must say that every row is padding."""
+def capture_graphs(c: Captures, step: DecodeStep | None) -> StepGraphs:
+    """Capture everything; the inputs must say that every row is padding. Without a step, decode runs as prefill."""
     pool: Pool = torch.cuda.graph_pool_handle()
     enough = next((tier for tier in DECODE_TIERS if tier >= c.info.max_slots), DECODE_TIERS[-1])
     tiers = [tier for tier in DECODE_TIERS if tier <= enough]
-    decode = {tier: _capture_decode(c, step, tier, pool) for tier in tiers}
+    decode = {tier: _capture_decode(c, step, tier, pool) for tier in tiers} if step is not None else {}
     rows = [tier for tier in PREFILL_TIERS if tier <= c.info.max_step_tokens]
-    return StepGraphs(step, decode, {tier: _capture_prefill(c, tier, pool) for tier in rows})
+    return StepGraphs(decode, {tier: _capture_prefill(c, tier, pool) for tier in rows})
 
 
 def _capture_decode(c: Captures, step: DecodeStep, tier: int, pool: Pool) -> DecodeGraphs:

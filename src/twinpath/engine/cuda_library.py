@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def make_library(weights: PackedWeights, options: CudaOptions, max_model_len: int) -> LibraryAttention | None:
     """For 16-bit models without sliding windows on a card with cuDNN's newer kernels; every shape planned."""
     spec, dtype, device = weights.spec, weights.embed.dtype, weights.embed.device
-    if device.type != "cuda" or not options.graphs or dtype == torch.float32 or any(spec.layer_window):
+    if device.type != "cuda" or not options.graphs or options.batch_invariant:
+        return None
+    if dtype == torch.float32 or any(spec.layer_window):
         return None
     if torch.cuda.get_device_capability(device) < (9, 0) or spec.head_dim not in (64, 128):
         return None

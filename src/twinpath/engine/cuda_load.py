@@ -57,6 +57,7 @@ def open_cuda(config: EngineConfig, max_slots: int, step_tokens: Callable[[int],
         max_slots=max_slots,
         max_step_tokens=step_tokens(window),
         graphs=dtype != torch.float32,
+        batch_invariant=config.batch_invariant,
     )
     try:
         began_s = time.perf_counter()

@@ -36,6 +36,8 @@ class CudaOptions:
     max_slots: int = 64
     max_step_tokens: int = 2048
     depth: int = 2
+    #: A row's logits do not depend, bit for bit, on its batch, on how its prompt was cut, on what was cached: slower.
+    batch_invariant: bool = False
 
 
 def page_bytes(spec: ModelSpec, page_size: int, value_bytes: int) -> int:

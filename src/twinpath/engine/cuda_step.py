@@ -59,6 +59,11 @@ class Job:
     interrupted: bool = False
 
     @property
+    def num_ahead(self) -> int:
+        """Pieces with layers that were launched and are not done."""
+        return sum(num_layers > 0 for _, num_layers in self.marks)
+
+    @property
     def is_launched(self) -> bool:
         return self.pieces is not None and not self.pieces
 
@@ -90,7 +95,7 @@ class StepLauncher:
         self._device = device
         self._free_marks: list[Mark] = []
 
-    def capture(self, step: DecodeStep) -> None:
+    def capture(self, step: DecodeStep | None) -> None:
         """Capture every graph; from now on decode steps run as `step` and short prefills as graphs."""
         self._blocks.clear()
         captures = Captures(
