@@ -28,7 +28,7 @@ PAGE_SIZE = 16
 DEVICE = torch.device("cuda")
 #: (model, batch, context in tokens).
 DEFAULT_CASES = [
-    *(("llama-3.1-8b", batch, 1024) for batch in (1, 2, 4, 8)),
+    *(("llama-3.1-8b", batch, 1024) for batch in (1, 2, 4, 8, 16, 32, 64)),
     ("llama-3.1-8b", 1, 32_768),
     ("llama-3.1-8b", 1, 131_000),
     *(("llama-3.2-1b", batch, 1024) for batch in (1, 8)),
