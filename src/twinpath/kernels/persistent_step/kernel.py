@@ -13,7 +13,6 @@ from twinpath.kernels.nvrtc import CudaKernel, compile_cuda, tensor_map
 
 #: Rows of the batch that a launch can take, and how warps share them: (warps side by side, blocks of eight of each).
 COLUMN_WARPS = {8: (1, 1)}
-MAX_BATCH = max(COLUMN_WARPS)
 #: Programs that share a weight tile, and a key head's context.
 _CLUSTER = 2
 #: Weight rows of one tile; sums of squares come in parts of so many.
