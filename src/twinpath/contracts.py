@@ -40,6 +40,11 @@ class Engine(Protocol):
         """A counter that grows while the engine works (layers done): what tells a long prefill from a hang."""
         ...
 
+    def prepare(self) -> bool:
+        """Called while nothing is planned: make coming steps cheaper, for about a millisecond. Whether there is more to
+        do."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -194,3 +194,22 @@ def test_only_the_owner_of_the_process_touches_the_garbage_collector() -> None:
             gc.enable()
             gc.unfreeze()
             pipe.to_engine.put(None)
+
+
+def test_an_idle_engine_prepares_until_a_message_comes() -> None:
+    class Preparing(ScriptedEngine):
+        num_prepared = 0
+
+        def prepare(self) -> bool:
+            self.num_prepared += 1
+            if self.num_prepared == 3:
+                pipe.to_engine.put(Drain())
+            return True
+
+    engine, pipe = Preparing(), Pipe()
+    try:
+        EngineLoop(engine, Scheduler(engine.info, SchedulerLimits(8, 256)), pipe).run()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert engine.num_prepared == 3

@@ -38,6 +38,8 @@ from twinpath.types import (
 
 #: Pages for this many tokens, or for the window when that is more (touched lazily: unused pages cost nothing).
 _DEFAULT_POOL_TOKENS = 16_384
+#: KV memory that an idle engine keeps ready, and how much of it is asked for at once: less than a millisecond's worth.
+_AHEAD_BYTES, _AT_ONCE_BYTES = 32 * 2**20, 2 * 2**20
 #: Rows whose prompt log-probabilities are computed at once: bounds the [rows, vocab] block.
 _LOGIT_ROWS = 32
 
@@ -115,6 +117,10 @@ class CpuEngine:
             "KV memory": f"{pool_mb:,.0f} MB, touched as used",
         }
         self._fills_cores = threads >= usable_cores()
+        page_bytes = kv_page_bytes(spec, options.page_size)
+        self._pages_ahead, self._pages_at_once = _AHEAD_BYTES // page_bytes, -(-_AT_ONCE_BYTES // page_bytes)
+        #: The pool hands out low pages first: those below were used, and those below have memory.
+        self._num_used = self._num_backed = 0
         self._slots: dict[int, _Slot] = {}
         self._slices = CpuSlices(self.model)
         #: No other request than the one that the plan which ends serves.
@@ -161,6 +167,16 @@ class CpuEngine:
 
     def progress(self) -> int:
         return self.model.progress()
+
+    def prepare(self) -> bool:
+        """Memory for pages that will be used next: their first rows would wait for a page fault every 4 KB."""
+        begin = max(self._num_backed, self._num_used)
+        wanted = min(self._num_used + self._pages_ahead, self._info.num_pages)
+        if begin >= wanted:
+            return False
+        self._num_backed = min(begin + self._pages_at_once, wanted)
+        self.model.back_pages(begin, self._num_backed)
+        return self._num_backed < wanted
 
     def set_threads(self, threads: int) -> None:
         """Between steps."""
@@ -262,6 +278,7 @@ class CpuEngine:
         num_pages = -(-(start + len(tokens)) // self._info.page_size)
         if len(table) < num_pages or int(table[:num_pages].min()) < 0:
             return f"the block table has no page for position {start + len(tokens) - 1}"
+        self._num_used = max(self._num_used, int(table[num_pages - 1]) + 1)
         if int(tokens.min()) < 0:
             for offset in np.flatnonzero(tokens == PENDING_TOKEN).tolist():
                 if start + offset >= len(slot.history):

@@ -114,6 +114,9 @@ class ReferenceEngine:
             if step_id in self._outstanding:
                 self._outstanding[step_id] = True
 
+    def prepare(self) -> bool:
+        return False
+
     def progress(self) -> int:
         return self._progress
 

@@ -188,6 +188,9 @@ class ScriptedEngine:
                 self._interrupted.add(step_id)
                 self._wake.notify_all()
 
+    def prepare(self) -> bool:
+        return False
+
     def progress(self) -> int:
         return self._num_layers_done
 

@@ -139,6 +139,7 @@ def _declare(handle: ctypes.CDLL) -> None:
     handle.tp_step.argtypes = (c_void_p, POINTER(StepArgs))
     handle.tp_lm_head.argtypes = (c_void_p, c_void_p, c_int32, c_void_p, c_int64)
     handle.tp_set_threads.argtypes = (c_void_p, c_int32)
+    handle.tp_back_pages.argtypes, handle.tp_back_pages.restype = (c_void_p, c_int32, c_int32), None
     handle.tp_slice_create.argtypes, handle.tp_slice_create.restype = (c_void_p,), c_void_p
     handle.tp_slice_destroy.argtypes, handle.tp_slice_destroy.restype = (c_void_p,), None
     handle.tp_step_slice.argtypes = (c_void_p, POINTER(StepArgs), c_void_p, c_int64, c_int32, POINTER(c_int32))

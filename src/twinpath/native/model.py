@@ -185,6 +185,10 @@ class NativeModel:
         """The next step runs with one thread less: somebody has a token to pass on."""
         self._library.tp_leave_core(self._handle)
 
+    def back_pages(self, begin: int, end: int) -> None:
+        """Between steps: memory for KV pages [begin, end) now instead of at their first use, where the system can."""
+        self._library.tp_back_pages(self._handle, begin, end)
+
     def set_threads(self, threads: int) -> None:
         """Between steps."""
         if self._library.tp_set_threads(self._handle, threads) != STATUS_DONE:

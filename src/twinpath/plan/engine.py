@@ -114,6 +114,9 @@ class SimulatedEngine:
     def interrupt(self, step_id: int) -> None:
         """Simulated clients do not cancel."""
 
+    def prepare(self) -> bool:
+        return False
+
     def progress(self) -> int:
         return 0
 

@@ -186,9 +186,16 @@ class EngineLoop:
         if message is None and self._owns_process:
             gc.collect()
             self._grammars.warm_up()
-            message = self._wait_for_message()
+            message = self._prepare() or self._wait_for_message()
         if message is not None:
             self._handle(message)
+
+    def _prepare(self) -> ToEngine | None:
+        """Let the engine get ready until a message comes."""
+        message = None
+        while message is None and self._engine.prepare():
+            message = self._inbox.take()
+        return message
 
     def _wait_for_message(self) -> ToEngine | None:
         """However long it takes; None when a session expired meanwhile, or somebody woke us."""

@@ -121,6 +121,10 @@ TP_EXPORT int32_t tp_lm_head(void* handle, const float* hidden, int32_t num_rows
     return static_cast<int32_t>(h->stepper->lm_head(hidden, num_rows, logits, stride, &h->error));
 }
 
+TP_EXPORT void tp_back_pages(void* handle, int32_t begin, int32_t end) {
+    static_cast<Handle*>(handle)->stepper->back_pages(begin, end);
+}
+
 TP_EXPORT int32_t tp_set_threads(void* handle, int32_t num_threads) {
     auto* h = static_cast<Handle*>(handle);
     if (!h->stepper) return h->fail("the model is not complete");

@@ -1,6 +1,7 @@
 #include "model.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -145,7 +146,21 @@ bool KvPool::allocate(const Spec& spec, int32_t page, int32_t pages) {
     head_elements = 2LL * page * spec.head_dim_padded();
     page_stride = head_elements * spec.num_kv_heads;
     layer_stride = page_stride * pages;
+    num_layers = spec.num_layers;
     return memory.allocate(layer_stride * spec.num_layers * 2);
+}
+
+void KvPool::back(int32_t begin, int32_t end) const {
+#ifdef MADV_POPULATE_WRITE
+    const auto unit = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    for (int layer = 0; layer < num_layers; ++layer) {
+        const auto first = reinterpret_cast<uintptr_t>(at(layer, 0) + begin * page_stride) / unit * unit;
+        const auto last = reinterpret_cast<uintptr_t>(at(layer, 0) + end * page_stride);
+        madvise(reinterpret_cast<void*>(first), last - first, MADV_POPULATE_WRITE);
+    }
+#else
+    (void)begin, (void)end;
+#endif
 }
 
 }  // namespace tp

@@ -55,6 +55,8 @@ public:
     // logits [num_rows][stride] of hidden rows that a step kept; num_rows <= max_rows.
     StepStatus lm_head(const float* hidden, int num_rows, float* logits, int64_t stride, std::string* error);
     bool set_threads(int num_threads);
+    // Key-value pages [begin, end), see KvPool::back. Not while a step runs.
+    void back_pages(int32_t begin, int32_t end) const { kv_.back(begin, end); }
     // The next step runs with one thread less, if there is one to spare: not a prefill (its first token waits too), and not a
     // step that comes later than whoever needs the core.
     void leave_core();
