@@ -14,6 +14,8 @@ from starlette.types import Message, Receive, Send
 from twinpath.api.body import ClientGone
 
 Beat = Callable[[], Awaitable[None]]
+#: The request is on its way to the engine by then, which may have to wait for this loop's core.
+_START_AFTER_S = 0.002
 
 
 class ClientWatch:
@@ -32,6 +34,7 @@ class ClientWatch:
         self._beat: Beat | None = None
         self._gone = ""
         self._owner: asyncio.Task[object] | None = None
+        self._start: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     @property
@@ -51,14 +54,16 @@ class ClientWatch:
 
     async def __aenter__(self) -> Self:
         self._owner = asyncio.current_task()
-        self._watcher = asyncio.create_task(self._watch())
+        self._start = asyncio.get_running_loop().call_later(_START_AFTER_S, self._begin)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._watcher is not None and self._owner is not None
-        self._watcher.cancel()
+        assert self._start is not None and self._owner is not None
+        self._start.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         if not self._gone:
             return
         if exc_type is None:
@@ -68,6 +73,9 @@ class ClientWatch:
         self._owner.uncancel()
         if exc_type is None or issubclass(exc_type, asyncio.CancelledError):
             raise ClientGone(self._gone) from None
+
+    def _begin(self) -> None:
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
         tick_s = min(self._keepalive_s / 2, self._write_timeout_s / 4)

@@ -43,6 +43,8 @@ class Piece:
     parts: list[Part] = field(default_factory=list)
 
 
+#: What is not needed before the first event is done so much later.
+AFTER_SUBMIT_S = 0.002
 #: What clients hear; the engine's third reason, abort, is an error by then.
 Finish = Literal["stop", "length", "tool_calls"]
 Emit = Callable[[Piece], Awaitable[None]]
@@ -134,8 +136,8 @@ class Turn:
 
         Raises: EngineError when the engine gave up on the request; RequestError when it was refused.
         """
-        # Runs when this task waits for the first event: what is not needed before then must not delay the engine.
-        asyncio.get_running_loop().call_soon(lambda: self._transcript)
+        # Not at once: an engine that was woken by this task may have to wait for its core.
+        asyncio.get_running_loop().call_later(AFTER_SUBMIT_S, lambda: self._transcript)
         async with aclosing(events) as stream:  # type: ignore[type-var]
             async for event in stream:
                 if isinstance(event, TokensEvent):
