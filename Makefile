@@ -7,6 +7,7 @@
 #   make test-schema     200 generated requests for every operation of the API, good and bad (CI makes 25)
 #   make check   lint, format, types, import directions, sizes
 #   make bench   decode, TTFT and batch on this machine against other backends (see benchmarks/)
+#   make bench-gpu  decode steps, prefill and sampler on this machine's NVIDIA card, with the python that has torch and CUDA
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -23,7 +24,7 @@ MODEL ?= smollm2-135m
 # What an installed environment depends on: Python sources do not count, the install is editable.
 BUILD_INPUTS := pyproject.toml hatch_build.py src/twinpath/native/build.py $(shell find src/twinpath/native/csrc -type f 2>/dev/null)
 
-.PHONY: setup serve chat test test-sdk test-sdk-model test-schema check bench wheel clean
+.PHONY: setup serve chat test test-sdk test-sdk-model test-schema check bench bench-gpu wheel clean
 
 setup: $(VENV)/.installed
 
@@ -60,6 +61,12 @@ check: $(TEST_VENV)/.installed
 
 bench: $(TEST_VENV)/.installed
 	@$(TEST_VENV)/bin/python -m benchmarks $(ARGS)
+
+# HTTP needs a tokenizer: python -m benchmarks.gpu_http --tokenizer FOLDER.
+bench-gpu:
+	@PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_engine --parts sampler,prefill,steps --json benchmarks/results/gpu-engine.json
+	@PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_costs --json benchmarks/results/gpu-costs.json
+	@PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_decode --out benchmarks/results/gpu-decode.json
 
 wheel: $(TEST_VENV)/.installed
 	@$(TEST_VENV)/bin/python -m build --outdir dist .

@@ -25,6 +25,7 @@ from benchmarks.gpu_models import LLAMA_1B, LLAMA_8B, with_layers
 from twinpath.engine.cuda import CudaEngine
 from twinpath.engine.cuda_memory import CudaOptions
 from twinpath.engine.cuda_weights import random_weights
+from twinpath.kernels.cluster_sampler.kernel import build_sampler
 from twinpath.kernels.prefill_attention.launch import attend
 from twinpath.kernels.prefill_attention.spec import AttentionTiling, rows_per_tile
 from twinpath.kernels.prefill_rows.spec import HeadShape, Rows
@@ -59,6 +60,7 @@ SAMPLER_SETTINGS: dict[str, dict[str, Any]] = {
         "stop_token_ids": (2,),
     },
 }
+SAMPLER_SETTINGS["everything, 20 log-probabilities"] = SAMPLER_SETTINGS["everything"] | {"logprobs": 20}
 
 
 def device_ms(run: Callable[[], None], repeats: int = 20, copies: int = 1) -> float:
@@ -107,9 +109,10 @@ def sampler_us(name: str, batch: int, scale: float, vocab_size: int) -> float:
         state.floats[slot], state.ints[slot] = torch.from_numpy(floats), torch.from_numpy(ints)
         fill_tables(state, slot, params, history, 900)
     logits = scale * torch.randn(batch, vocab_size, device=DEVICE)
+    sample = build_sampler(vocab_size, DEVICE) or sample_rows
 
     def run() -> None:
-        sample_rows(logits, slots, positions, masks, state, work, num_rows=batch, greedy=name == "greedy")
+        sample(logits, slots, positions, masks, state, work, num_rows=batch, greedy=name == "greedy")
 
     return 1000 * device_ms(run, copies=8)
 
