@@ -28,7 +28,7 @@ def test_defaults_are_those_of_the_config() -> None:
 
 
 def test_settings_without_effect_depend_on_the_engine() -> None:
-    assert unread_settings(resolve("m", values()).engine) == {"dtype", "gpu_memory_utilization"}
+    assert unread_settings(resolve("m", values()).engine) == {"dtype", "gpu_memory_utilization", "batch_invariant"}
     assert unread_settings(resolve("m", values(device="cuda")).engine) == {"threads", "isa", "activation_bits"}
 
 
