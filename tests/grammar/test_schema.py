@@ -187,3 +187,23 @@ def test_depth_is_bounded() -> None:
 def test_keys_come_in_the_order_of_properties() -> None:
     source = json.loads(schema_grammar({"properties": {"b": {}, "a": {}}}, strict=True, param="p").source)
     assert list(source["properties"]) == ["b", "a"]
+
+
+def test_what_no_reference_reaches_need_not_be_followed() -> None:
+    def schema(reference: str, definition: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {"a": {"$ref": reference}},
+            "$defs": {"b": {"type": "string"}, "x": definition},
+        }
+
+    spare = {"not": {"type": "null"}}
+    GrammarChecker().check(schema_grammar(schema("#/$defs/b", spare), strict=True, param="p"), "p")
+    for reference, definition in (
+        ("#/$defs/x", spare),
+        ("#%2F$defs%2Fx", spare),
+        ("#here", {"$anchor": "here", **spare}),
+        ("http://a/x.json", {"$id": "http://a/x.json", **spare}),
+        ("#/$defs/x/not", {"not": {"type": "array", "uniqueItems": True}}),
+    ):
+        assert refused(schema(reference, definition)).path

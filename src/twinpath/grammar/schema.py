@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -121,10 +122,15 @@ class _Walk:
         nodes = list(islice(_all_nodes(root), MAX_NODES))
         # With ids, pointers start at the nearest: left to the grammar engine.
         self._has_ids = any("$id" in node for node in nodes)
+        references = (str(part[key]) for part in _objects(root) for key in ("$ref", "$dynamicRef") if key in part)
+        self._references = unquote("\n".join(references))
         # A definition that is combined with other schemas somewhere must stay open.
         self._closes_definitions = not any("allOf" in n or ("$ref" in n and "properties" in n) for n in nodes)
 
-    def node(self, schema: Any, path: str, depth: int, *, closable: bool) -> dict[str, Any] | bool:
+    def node(
+        self, schema: Any, path: str, depth: int, *, closable: bool, reached: bool = True
+    ) -> dict[str, Any] | bool:
+        """`reached`: an instance may have to fit it; else it holds at most other schemas that are referred to."""
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
             raise self._refused(path, f"more than {MAX_NODES} subschemas")
@@ -134,7 +140,7 @@ class _Walk:
             return schema
         if not isinstance(schema, dict):
             raise self._refused(path, "a schema is an object or a boolean")
-        found = {k: v for k, v in schema.items() if not self._drops(k, v, path)}
+        found = {k: v for k, v in schema.items() if not self._drops(k, v, path, reached)}
         self._check(found, path)
         closable = closable and "allOf" not in found
         for keyword in found:
@@ -160,19 +166,36 @@ class _Walk:
                 raise self._refused(path, f"{len(value)} entries; at most {MAX_PROPERTIES} are accepted")
             inner = self._closes_definitions or keyword not in ("$defs", "definitions")
             return {
-                name: self.node(item, f"{path}/{_escape(name)}", depth, closable=inner) for name, item in value.items()
+                name: self.node(
+                    item,
+                    f"{path}/{_escape(name)}",
+                    depth,
+                    closable=inner,
+                    reached=keyword not in ("$defs", "definitions") or self._is_reached(name, item),
+                )
+                for name, item in value.items()
             }
         return value
 
-    def _drops(self, keyword: str, value: Any, path: str) -> bool:
+    def _drops(self, keyword: str, value: Any, path: str, reached: bool) -> bool:
         """Whether a keyword has no effect and stays out."""
         if keyword == "x-guidance":
             return True  # Options of the grammar engine are not the caller's.
-        if keyword not in UNSUPPORTED:
+        if keyword not in UNSUPPORTED or not reached:
             return False
         if self._strict and not _asks_for_nothing(keyword, value):
             raise self._refused(f"{path}/{keyword}", "this keyword is not supported with strict")
         return True
+
+    def _is_reached(self, name: str, definition: Any) -> bool:
+        """Whether a definition may be referred to itself, by pointer, id or anchor, so that its keywords count."""
+        hidden = [v for k, v in definition.items() if k in UNSUPPORTED] if isinstance(definition, dict) else []
+        if not hidden or any(not UNSUPPORTED.isdisjoint(part) for part in _objects(hidden)):
+            return True  # Nothing in it is in question, or more than a look at references can answer.
+        own = (definition.get(key) for key in ("$id", "$anchor", "$dynamicAnchor"))
+        marks = [f"$defs/{_escape(name)}", f"definitions/{_escape(name)}"]
+        marks += [str(value).rsplit("/", 1)[-1] for value in own if value]
+        return any(mark in self._references for mark in marks)
 
     def _check(self, schema: dict[str, Any], path: str) -> None:
         enum = schema.get("enum")
@@ -228,6 +251,18 @@ def _all_nodes(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(node, dict):
             yield node
             stack += [child for _, child in subschemas(node)]
+
+
+def _objects(root: Any) -> Iterator[dict[str, Any]]:
+    """Wherever they stand: also below keywords that are not followed."""
+    stack: list[Any] = [root]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, dict):
+            yield part
+            stack += part.values()
+        elif isinstance(part, list):
+            stack += part
 
 
 def _asks_for_nothing(keyword: str, value: Any) -> bool:
