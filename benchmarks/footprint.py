@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.requests import Streams, fresh_text
@@ -13,6 +14,8 @@ from twinpath.bench import describe, pss_mb
 
 #: About 970 tokens of text and 64 of answer: one request of 1K tokens.
 NUM_TOKENS = 64
+#: Requests after the first, one after another.
+NUM_LATER_REQUESTS = 9
 
 
 def _loaded(pids: list[int], name: str) -> bool:
@@ -64,22 +67,26 @@ def table(result: dict[str, Any]) -> list[Row]:
 
 
 async def run_startup(settings: Settings) -> dict[str, Any]:
-    """Start to first 200 from the readiness probe, and to the first token of a chat; model file already cached."""
-    ready, first = [], []
+    """Start to first 200 from the readiness probe, and to the first token of a chat; model file already cached. And
+    what the first request waits for its first token, against those that come after it."""
+    ready, first, ratios = [], [], []
     for index in range(settings.rounds):
         with twinpath_server(settings.model, settings.log_dir) as server:
             stream = Streams(server)
-            record = await stream.complete(fresh_text(index), 1)
+            ttft_ms = [
+                (await stream.complete(fresh_text(100 * index + turn), 1)).ttft_ms or 0.0
+                for turn in range(1 + NUM_LATER_REQUESTS)
+            ]
             await stream.aclose()
-            assert record.ttft_ms is not None
             ready.append(server.ready_s)
-            first.append(server.ready_s + record.ttft_ms / 1e3)
-    return {"ready_s": describe(ready), "first_token_s": describe(first)}
+            first.append(server.ready_s + ttft_ms[0] / 1e3)
+            ratios.append(ttft_ms[0] / median(ttft_ms[1:]))
+    return {"ready_s": describe(ready), "first_token_s": describe(first), "first_to_later_ttft": describe(ratios)}
 
 
 def startup_table(result: dict[str, Any]) -> list[Row]:
-    rows = [["start-up", "p50 s", "min-max", "n"]]
-    for name in ("ready_s", "first_token_s"):
+    rows = [["start-up", "p50", "min-max", "n"]]
+    for name in ("ready_s", "first_token_s", "first_to_later_ttft"):
         found = result[name]
         rows.append([name, f"{found.p50:.2f}", f"{found.min:.2f}-{found.max:.2f}", str(found.n)])
     return rows

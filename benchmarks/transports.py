@@ -2,7 +2,7 @@
 
 A scripted engine says one token per millisecond to each stream, so that what differs is the transport. Measured with
 and without 10 ms of round trip (`relay.py`), on kept connections and on new ones; CPU time is that of the gateway's
-process. The server speaks HTTP/2 for gRPC only: SSE over HTTP/2 takes a proxy in front, and is not among them.
+process. The server speaks HTTP/2 for gRPC only: SSE over HTTP/2 goes through nginx, where that and `h2` are installed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import uvloop
 
+from benchmarks.http2 import Http2Client, http2_before, is_possible
 from benchmarks.servers import Server, free_port
 from benchmarks.settings import ROOT
 from benchmarks.table import Row, render
@@ -71,6 +72,13 @@ class SseClient:
             writer.close()
 
 
+class Client(Protocol):
+    """One transport's client."""
+
+    def stream(self, num_tokens: int) -> AsyncIterator[int]: ...
+    async def aclose(self) -> None: ...
+
+
 class RpcClient:
     """Generate, on one channel. `wait_ms`: how long later tokens wait for company."""
 
@@ -95,15 +103,19 @@ class RpcClient:
         await self._channel.close()
 
 
-def make_clients(http_port: int, rpc_port: int) -> dict[str, Callable[[], SseClient | RpcClient]]:
+def make_clients(http_port: int, rpc_port: int, http2_port: int | None) -> dict[str, Callable[[], Client]]:
+    http2: dict[str, Callable[[], Client]] = {}
+    if http2_port is not None:
+        http2["SSE, HTTP/2 by nginx"] = lambda: Http2Client(http2_port, PROMPT)
     return {
         "SSE, HTTP/1.1": lambda: SseClient(http_port),
+        **http2,
         "gRPC": lambda: RpcClient(rpc_port, 0),
         "gRPC, packed 10 ms": lambda: RpcClient(rpc_port, 10),
     }
 
 
-async def first_token_ms(client: SseClient | RpcClient) -> float:
+async def first_token_ms(client: Client) -> float:
     """From the request to its first token; the rest is read as well."""
     begin, first = time.perf_counter(), 0.0
     async for _ in client.stream(4):
@@ -111,7 +123,7 @@ async def first_token_ms(client: SseClient | RpcClient) -> float:
     return (first - begin) * 1e3
 
 
-async def load(client: SseClient | RpcClient, pid: int) -> dict[str, float]:
+async def load(client: Client, pid: int) -> dict[str, float]:
     """Several streams at once: CPU of the gateway and messages per token, and when the tokens came."""
     gaps: list[float] = []
     num_messages = num_tokens = 0
@@ -162,9 +174,11 @@ def relayed(port: int, delay_ms: float) -> Iterator[int]:
         relay.wait()
 
 
-async def measure(http_port: int, rpc_port: int, pid: int, *, with_load: bool) -> dict[str, Any]:
+async def measure(
+    http_port: int, rpc_port: int, http2_port: int | None, pid: int, *, with_load: bool
+) -> dict[str, Any]:
     """All transports in turn, round by round, so that what else the machine does meets them alike."""
-    makers = make_clients(http_port, rpc_port)
+    makers = make_clients(http_port, rpc_port, http2_port)
     kept = {name: make() for name, make in makers.items()}
     warm: dict[str, list[float]] = {name: [] for name in makers}
     fresh: dict[str, list[float]] = {name: [] for name in makers}
@@ -197,13 +211,18 @@ async def run(folder: Path) -> dict[str, Any]:
         json.dumps({"engine": {"step_ms": 1.0, "max_slots": 64}, "default": {"text": "x" * 2000}}), encoding="utf-8"
     )
     port, rpc_port = free_port(), free_port()
-    argv = [sys.executable, "-m", "twinpath", "serve", f"scripted://{script}", "--port", port, "--grpc-port", rpc_port]
-    with Server("twinpath", argv, port, "/health/ready", folder / "server.log") as server:
+    argv = [sys.executable, "-m", "twinpath", "serve", f"scripted://{script}"]
+    argv += ["--port", str(port), "--grpc-port", str(rpc_port)]
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Server("twinpath", argv, port, "/health/ready", folder / "server.log"))
+        http2_port = stack.enter_context(http2_before(port, folder)) if is_possible() else None
         result = {}
         for delay_ms in DELAYS_MS:
-            with relayed(port, delay_ms) as http_at, relayed(rpc_port, delay_ms) as rpc_at:
+            with contextlib.ExitStack() as away:
+                http_at, rpc_at = (away.enter_context(relayed(at, delay_ms)) for at in (port, rpc_port))
+                http2_at = None if http2_port is None else away.enter_context(relayed(http2_port, delay_ms))
                 name = f"{2 * delay_ms:g} ms round trip"
-                result[name] = await measure(http_at, rpc_at, server.process.pid, with_load=not delay_ms)
+                result[name] = await measure(http_at, rpc_at, http2_at, server.process.pid, with_load=not delay_ms)
         return result
 
 
@@ -230,6 +249,7 @@ def main() -> None:
         result = uvloop.run(run(Path(folder)))
     versions = {"twinpath": __version__, "grpcio": grpc.__version__}
     facts = {"streams": NUM_STREAMS, "tokens": NUM_TOKENS, "result": result}
+    args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{datetime.now(UTC):%Y-%m-%d}-transports.json"
     path.write_bytes(result_document("transports", ["python", "-m", "benchmarks.transports"], versions, facts))
     print(render(table(result)))
