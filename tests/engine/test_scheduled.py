@@ -67,7 +67,8 @@ class Bench:
             plan = self.scheduler.plan()
             if plan is None:
                 break
-            self.num_slices += plan.layer_begin > 0
+            # Layers, or time, for an engine that stops by the clock.
+            self.num_slices += plan.layer_begin > 0 or plan.budget_ms is not None
             self.num_mixed += len(plan.slots) > 1 and int(plan.lengths.min()) == 1 < int(plan.lengths.max())
             self.engine.submit(plan)
         if not self.scheduler.num_outstanding:

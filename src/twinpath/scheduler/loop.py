@@ -146,7 +146,8 @@ class EngineLoop:
         result = self._spin() if self._spins else self._engine.poll()
         self.beat.begin()
         if result is not None:
-            self._send(self._scheduler.commit(result, settle=False))
+            # A template is pinned when its request settles, and whoever waits for it is told that it is.
+            self._send(self._scheduler.commit(result, settle=self._holdings.num_pending > 0))
             self._scheduler.settle()
 
     def _spin(self) -> StepResult | None:
