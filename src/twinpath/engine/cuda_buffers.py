@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from twinpath.engine.cuda_tuning import num_splits
-from twinpath.engine.cuda_weights import PackedWeights
+from twinpath.engine.cuda_weights import KvPool, PackedWeights
+from twinpath.kernels.decode_attention.kernel import AttentionShape, SplitBuffers, decode_attention
 from twinpath.kernels.tiling import MIN_ROWS
 from twinpath.model.spec import ModelSpec
 
@@ -53,6 +54,34 @@ def distinct_windows(spec: ModelSpec) -> list[int]:
 def window_index(spec: ModelSpec, layer: int) -> int:
     """Which row of `borders` a layer reads."""
     return distinct_windows(spec).index(spec.layer_window[layer] or NO_WINDOW)
+
+
+def attend_rows(
+    index: int,
+    batch: int,
+    weights: PackedWeights,
+    kv: KvPool,
+    buffers: StepBuffers,
+    *,
+    shape: AttentionShape,
+    splits: SplitBuffers,
+    pdl: bool = False,
+) -> None:
+    """Attention of layer `index` for rows [0, batch): from `projected` to `attended`; their KV is written first."""
+    spec, layer = weights.spec, weights.layers[index]
+    decode_attention(
+        buffers.projected[:batch],
+        layer.head_norms,
+        weights.rope_tables[spec.layer_rope[index]],
+        (kv.k[index], kv.v[index]),
+        buffers.block_tables,
+        buffers.positions,
+        buffers.borders[window_index(spec, index)],
+        buffers.attended[:batch],
+        shape=shape,
+        buffers=splits,
+        pdl=pdl,
+    )
 
 
 def allocate_buffers(weights: PackedWeights, max_pages: int, max_batch: int) -> StepBuffers:

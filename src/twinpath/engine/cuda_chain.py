@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from twinpath.engine.cuda_buffers import StepBuffers, window_index
+from twinpath.engine.cuda_buffers import StepBuffers, attend_rows
 from twinpath.engine.cuda_tuning import StepTuning, num_splits, tuning_for
 from twinpath.engine.cuda_weights import KvPool, PackedLayer, PackedWeights
-from twinpath.kernels.decode_attention.kernel import AttentionShape, SplitBuffers, decode_attention, split_buffers
+from twinpath.kernels.decode_attention.kernel import AttentionShape, SplitBuffers, split_buffers
 from twinpath.kernels.gated_linear.kernel import gated_linear
 from twinpath.kernels.linear.kernel import linear
 from twinpath.kernels.linear_residual.kernel import linear_residual
@@ -79,29 +79,18 @@ class ChainStep:
 
     def _attend(self, index: int, layer: PackedLayer, batch: int, tuning: StepTuning) -> None:
         buffers, spec = self._buffers, self._spec
-        projected, attended = buffers.projected[:batch], buffers.attended[:batch]
         linear(
             buffers.scaled[:batch],
             layer.qkv,
             layer.qkv_bias,
             buffers.attn_squares[: self.num_parts(batch)],
             spec.norm_eps,
-            projected,
+            buffers.projected[:batch],
             tiling=tuning.qkv,
             pdl=self._pdl,
         )
-        decode_attention(
-            projected,
-            layer.head_norms,
-            self._weights.rope_tables[spec.layer_rope[index]],
-            (self._kv.k[index], self._kv.v[index]),
-            buffers.block_tables,
-            buffers.positions,
-            buffers.borders[window_index(spec, index)],
-            attended,
-            shape=self.attention,
-            buffers=self.splits,
-            pdl=self._pdl,
+        attend_rows(
+            index, batch, self._weights, self._kv, buffers, shape=self.attention, splits=self.splits, pdl=self._pdl
         )
 
     def _mix(self, layer: PackedLayer, next_gain: Tensor, batch: int, tuning: StepTuning) -> None:

@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_buffers import StepBuffers, window_index
+from twinpath.engine.cuda_buffers import StepBuffers, attend_rows
 from twinpath.engine.cuda_weights import KvPool, PackedWeights
-from twinpath.kernels.decode_attention.kernel import AttentionShape, SplitBuffers, decode_attention
+from twinpath.kernels.decode_attention.kernel import AttentionShape, SplitBuffers
 from twinpath.kernels.lm_head.kernel import best_of_tiles, num_best_tiles
 from twinpath.kernels.prefill_rows.launch import add_norm, gate
 
@@ -60,18 +60,7 @@ class ProductStep:
         _product(x, layer.qkv, projected)
         if layer.qkv_bias is not None:
             projected.add_(layer.qkv_bias)
-        decode_attention(
-            projected,
-            layer.head_norms,
-            self._weights.rope_tables[spec.layer_rope[index]],
-            (self._kv.k[index], self._kv.v[index]),
-            buffers.block_tables,
-            buffers.positions,
-            buffers.borders[window_index(spec, index)],
-            attended,
-            shape=self._attention,
-            buffers=self._splits,
-        )
+        attend_rows(index, batch, self._weights, self._kv, buffers, shape=self._attention, splits=self._splits)
         torch.mm(attended, layer.o.t(), out=change)
         post = layer.post_norms[0] if layer.post_norms else None
         add_norm(residual, change, layer.mlp_norm, x, spec.norm_eps, bias=layer.o_bias, post_weight=post)
