@@ -14,8 +14,9 @@ from starlette.types import Message, Receive, Send
 from twinpath.api.body import ClientGone
 
 Beat = Callable[[], Awaitable[None]]
-#: The request is on its way to the engine by then, which may have to wait for this loop's core.
-_START_AFTER_S = 0.002
+#: What is not needed before the first event begins so much later: the request has gone to the engine by then, which may
+#: have to wait for this loop's core.
+AFTER_SUBMIT_S = 0.002
 
 
 class ClientWatch:
@@ -54,7 +55,7 @@ class ClientWatch:
 
     async def __aenter__(self) -> Self:
         self._owner = asyncio.current_task()
-        self._start = asyncio.get_running_loop().call_later(_START_AFTER_S, self._begin)
+        self._start = asyncio.get_running_loop().call_later(AFTER_SUBMIT_S, self._begin)
         return self
 
     async def __aexit__(

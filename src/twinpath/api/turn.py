@@ -11,6 +11,7 @@ from math import ceil
 from time import monotonic
 from typing import Literal
 
+from twinpath.api.client_watch import AFTER_SUBMIT_S
 from twinpath.api.deadlines import Service
 from twinpath.api.responses import TimedUsage, Timing
 from twinpath.api.transcript import Transcript
@@ -43,8 +44,6 @@ class Piece:
     parts: list[Part] = field(default_factory=list)
 
 
-#: What is not needed before the first event is done so much later.
-AFTER_SUBMIT_S = 0.002
 #: What clients hear; the engine's third reason, abort, is an error by then.
 Finish = Literal["stop", "length", "tool_calls"]
 Emit = Callable[[Piece], Awaitable[None]]
