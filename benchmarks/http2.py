@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import json
-import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.servers import free_port
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
-_CONTENT = re.compile(rb'"text":"(?!")')
 _CONFIG = """
 daemon off; worker_processes 1; pid {home}/nginx.pid; error_log {home}/nginx.log warn;
 events {{ worker_connections 512; }}
@@ -59,8 +56,9 @@ def http2_before(upstream: int, home: Path) -> Iterator[int]:
 class Http2Client:
     """/v1/completions over one connection, however many streams there are."""
 
-    def __init__(self, port: int, prompt: str) -> None:
-        self._port, self._prompt = port, prompt
+    def __init__(self, port: int, make_body: Callable[[int], bytes], num_tokens_in: Callable[[bytes], int]) -> None:
+        """`make_body(tokens)`: what is sent; `num_tokens_in`: of a piece of the answer."""
+        self._port, self._make_body, self._num_tokens_in = port, make_body, num_tokens_in
         self._connection: Any = None
         self._queues: dict[int, asyncio.Queue[bytes | None]] = {}
         self._opening = asyncio.Lock()
@@ -70,7 +68,7 @@ class Http2Client:
         async with self._opening:
             if self._connection is None:
                 await self._open()
-        body = json.dumps({"prompt": self._prompt, "max_tokens": num_tokens, "stream": True}).encode()
+        body = self._make_body(num_tokens)
         stream_id = self._connection.get_next_available_stream_id()
         queue = self._queues[stream_id] = asyncio.Queue()
         names = {":method": "POST", ":path": "/v1/completions", ":scheme": "http", ":authority": "x"}
@@ -79,7 +77,7 @@ class Http2Client:
         self._connection.send_data(stream_id, body, end_stream=True)
         self._writer.write(self._connection.data_to_send())
         while (piece := await queue.get()) is not None:
-            if count := len(_CONTENT.findall(piece)):
+            if count := self._num_tokens_in(piece):
                 yield count
 
     async def aclose(self) -> None:

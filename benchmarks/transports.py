@@ -45,6 +45,14 @@ _CONTENT = re.compile(rb'"text":"(?!")')
 Stream = Callable[[int], AsyncIterator[int]]
 
 
+def stream_body(num_tokens: int) -> bytes:
+    return json.dumps({"prompt": PROMPT, "max_tokens": num_tokens, "stream": True}).encode()
+
+
+def num_tokens_in(piece: bytes) -> int:
+    return len(_CONTENT.findall(piece))
+
+
 class SseClient:
     """/v1/completions, read from the socket: what parsing a real client adds is not the transport's."""
 
@@ -54,7 +62,7 @@ class SseClient:
 
     async def stream(self, num_tokens: int) -> AsyncIterator[int]:
         reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
-        body = json.dumps({"prompt": PROMPT, "max_tokens": num_tokens, "stream": True}).encode()
+        body = stream_body(num_tokens)
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n" % len(body) + body
@@ -62,7 +70,7 @@ class SseClient:
         await reader.readuntil(b"\r\n\r\n")
         while size := int((await reader.readuntil(b"\r\n"))[:-2], 16):
             chunk = await reader.readexactly(size + 2)
-            if count := len(_CONTENT.findall(chunk)):
+            if count := num_tokens_in(chunk):
                 yield count
         await reader.readexactly(2)
         self._idle.append((reader, writer))
@@ -106,7 +114,7 @@ class RpcClient:
 def make_clients(http_port: int, rpc_port: int, http2_port: int | None) -> dict[str, Callable[[], Client]]:
     http2: dict[str, Callable[[], Client]] = {}
     if http2_port is not None:
-        http2["SSE, HTTP/2 by nginx"] = lambda: Http2Client(http2_port, PROMPT)
+        http2["SSE, HTTP/2 by nginx"] = lambda: Http2Client(http2_port, stream_body, num_tokens_in)
     return {
         "SSE, HTTP/1.1": lambda: SseClient(http_port),
         **http2,
