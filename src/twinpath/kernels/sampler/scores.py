@@ -73,12 +73,13 @@ def score_kernel(
         candidates = tl.arange(0, triton.next_power_of_2(BLOCKS * MAX_TOP))
         is_written = (candidates < BLOCKS * MAX_TOP) & (candidates % MAX_TOP < num_top)
         row_tops = tops + row.to(tl.int64) * tops_stride
-        keys = tl.load(row_tops + candidates, mask=is_written, other=LEAST, cache_modifier=".cg")
+        # A name of its own: a variable keeps one shape through a branch.
+        row_keys = tl.load(row_tops + candidates, mask=is_written, other=LEAST, cache_modifier=".cg")
         for place in range(num_top):
-            largest = tl.max(keys, 0)
+            largest = tl.max(row_keys, 0)
             logit = _logits_of_ranks(largest)
             is_id = (largest > LEAST) & (logit > -INF)
             tl.store(out + 1 + place, tl.where(is_id, logit.to(tl.float64) - base - log_total, 0.0))
             token = ((largest & ID_MASK) ^ ID_MASK).to(tl.float64)
             tl.store(out + 1 + MAX_TOP + place, tl.where(is_id, token, -1.0))
-            keys = tl.where(keys == largest, LEAST, keys)
+            row_keys = tl.where(row_keys == largest, LEAST, row_keys)
