@@ -25,7 +25,7 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = PagePool(NUM_PAGES)
         self.lost: list[int] = []
-        self.pool.listeners.append(self.lost.append)
+        self.pool.listeners.append(self.lost.extend)
         self.references: dict[int, int] = {}
         self.pins: dict[int, int] = {}
         self.claims: dict[int, int] = {}
@@ -52,7 +52,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def mark_cached(self, data: st.DataObject) -> None:
         page = data.draw(st.sampled_from(sorted(self.references)))
-        self.pool.mark_cached(page)
+        self.pool.mark_cached([page])
         self.cached.add(page)
 
     @precondition(lambda self: self.known())
@@ -118,11 +118,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.cold[:0] = reversed(expected)
 
     @precondition(lambda self: self.cold)
-    @rule()
-    def evict_oldest(self) -> None:
+    @rule(num_pages=st.integers(1, 3))
+    def evict_oldest(self, num_pages: int) -> None:
         self.lost.clear()
-        self.pool.evict_oldest()
-        assert self.lost == [self.cold.pop(0)]
+        self.pool.evict_oldest(num_pages)
+        assert self.lost == self.cold[:num_pages]
+        del self.cold[:num_pages]
         self.cached -= set(self.lost)
 
     @rule()
@@ -145,6 +146,19 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def test_a_run_is_as_many_pages_and_what_was_released_late_stays() -> None:
+    pool = PagePool(8)
+    run = pool.allocate_run(5)
+    assert sorted(run) == [0, 1, 2, 3, 4] and pool.num_free == 3
+    pool.mark_cached(run)
+    for time_s, page in enumerate(run):
+        pool.release(ids(page), time_s)
+    pool.evict_oldest(4, until_s=2.0)
+    assert pool.num_free == 6 and pool.cached_pages() == sorted(run[3:])
+    pool.evict_oldest(4, until_s=2.0)
+    assert pool.cached_pages() == run[4:]
 
 
 def test_releasing_more_often_than_retained_is_an_error() -> None:
@@ -172,10 +186,10 @@ def test_integrity_check_sees_a_page_in_two_states() -> None:
 def test_pages_of_a_sequence_are_taken_back_from_its_tail() -> None:
     pool = PagePool(3)
     lost: list[int] = []
-    pool.listeners.append(lost.append)
+    pool.listeners.append(lost.extend)
     head, middle, tail = (pool.allocate() for _ in range(3))
     for page in (head, middle, tail):
-        pool.mark_cached(page)
+        pool.mark_cached([page])
     pool.release(ids(tail, middle, head))
     for _ in range(3):
         pool.evict_oldest()
@@ -186,7 +200,7 @@ def test_idle_pages_are_counted_by_kind_among_given_ones() -> None:
     pool = PagePool(3)
     pages = ids(*(pool.allocate() for _ in range(3)))
     for page in pages.tolist():
-        pool.mark_cached(page)
+        pool.mark_cached([page])
     pool.claim(pages[:1])
     pool.release(pages[:2])
     assert pool.num_idle_among(pages) == (1, 1)

@@ -26,7 +26,7 @@ def filled(values: Int32s, num_pages: int = 8, salt: str = "") -> tuple[PagePool
     pages = []
     for key in keys_of(values, salt):
         pages.append(pool.allocate())
-        cache.insert(key, pages[-1])
+        cache.insert([key], pages[-1:])
     return pool, cache, pages
 
 
@@ -70,7 +70,7 @@ def test_second_page_with_a_known_key_stays_its_owners() -> None:
     values = tokens(1, 2, 3, 4)
     pool, cache, pages = filled(values)
     twin = pool.allocate()
-    cache.insert(keys_of(values)[0], twin)
+    cache.insert(keys_of(values)[:1], [twin])
     assert cache.find(keys_of(values)) == pages
     pool.release(tokens(twin))
     assert pool.num_idle == 0

@@ -29,7 +29,7 @@ class Shelf:
         self.pool.retain(np.array(found, np.int32))
         pages = [*found, *(self.pool.allocate() for _ in keys[len(found) :])]
         for key, page in zip(keys, pages, strict=True):
-            self.prefix.insert(key, page)
+            self.prefix.insert([key], [page])
         return Chain(array[: len(keys) * SIZE], list(keys), np.array(pages, np.int32), salt)
 
     def turn(self, key: str, *tokens: int, now_s: float) -> Chain:

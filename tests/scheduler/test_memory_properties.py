@@ -66,9 +66,9 @@ class World:
         residency = self.memory.residency
         append, bind = residency.append, residency.bind
 
-        def watched_append(sequence: Sequence, page: int) -> None:
-            self.writer[page] = sequence.salt
-            append(sequence, page)
+        def watched_append(sequence: Sequence, pages: list[int]) -> None:
+            self.writer.update(dict.fromkeys(pages, sequence.salt))
+            append(sequence, pages)
 
         def watched_bind(sequence: Sequence, cached: Int32s) -> None:
             writers = {self.writer[page] for page in cached.tolist()}

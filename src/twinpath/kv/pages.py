@@ -32,14 +32,14 @@ class PagePool:
 
     A page that holds a reusable prefix is marked cached; when its last reference goes it becomes idle instead of free.
     Idle pages with a claim are *kept*; those without are *cold* and lie in order of their release. A claim is no
-    reference: whoever needs pages may drop claims, and every idle page is available. `listeners` are told of each page
-    that loses its content.
+    reference: whoever needs pages may drop claims, and every idle page is available. `listeners` are told of all pages
+    that lose their content.
     """
 
     def __init__(self, num_pages: int) -> None:
         assert num_pages > 0
         self.num_pages = num_pages
-        self.listeners: list[Callable[[int], None]] = []
+        self.listeners: list[Callable[[list[int]], None]] = []
         # Popped from the end: low ids first, so that a lightly used pool touches little memory.
         self._free = list(range(num_pages - 1, -1, -1))
         self._references = np.zeros(num_pages, np.int32)
@@ -105,9 +105,16 @@ class PagePool:
 
     def allocate(self) -> int:
         """A free page, with one reference and no content. The caller has seen to it that there is one."""
-        page = self._free.pop()
-        self._references[page] = 1
-        return page
+        return self.allocate_run(1)[0]
+
+    def allocate_run(self, num_pages: int) -> list[int]:
+        """As many free pages at once."""
+        run = self._free[-num_pages:]
+        assert len(run) == num_pages > 0
+        del self._free[-num_pages:]
+        run.reverse()
+        self._references[run] = 1
+        return run
 
     def retain(self, pages: Int32s) -> None:
         """One more reference to each of `pages`, which are referenced or idle."""
@@ -127,11 +134,10 @@ class PagePool:
         left = pages[references == 0]
         is_kept = self._claims[left] > 0
         self._num_kept += int(np.count_nonzero(is_kept))
-        for page in left[~is_kept].tolist():
-            if self._cached[page]:
-                self._cold[page] = now_s
-            else:
-                self._free.append(page)
+        left = left[~is_kept]
+        is_cached = self._cached[left]
+        self._cold.update(dict.fromkeys(left[is_cached].tolist(), now_s))
+        self._free += left[~is_cached].tolist()
 
     def pin(self, pages: Int32s) -> None:
         """A reference that is accounted as a pin."""
@@ -146,10 +152,10 @@ class PagePool:
 
     # --------------------------------------------------------------------------------------------------- content
 
-    def mark_cached(self, page: int) -> None:
-        """This referenced page now holds a reusable prefix."""
-        assert self._references[page] > 0
-        self._cached[page] = True
+    def mark_cached(self, pages: list[int]) -> None:
+        """These referenced pages now hold reusable prefixes."""
+        assert (self._references[pages] > 0).all()
+        self._cached[pages] = True
 
     def is_exclusive(self, page: int) -> bool:
         """Whether one request holds it and nobody else has a use for it."""
@@ -158,7 +164,7 @@ class PagePool:
     def unmark_cached(self, page: int) -> None:
         """This referenced page, which nobody claims, is no reusable prefix any more: it is free when it is released."""
         assert self._references[page] > 0 and self._claims[page] == 0
-        self._lose_content(page)
+        self._lose_content([page])
 
     def claim(self, pages: Int32s) -> None:
         """One more claim on each of `pages`, which are cached."""
@@ -182,30 +188,35 @@ class PagePool:
     def is_cold(self, page: int) -> bool:
         return page in self._cold
 
-    def evict(self, page: int) -> None:
-        """A cold page loses its content and is free."""
-        del self._cold[page]
-        self._drop(page)
+    def evict(self, pages: list[int]) -> None:
+        """Cold pages lose their content and are free."""
+        for page in pages:
+            del self._cold[page]
+        self._drop(pages)
 
-    def evict_oldest(self) -> None:
-        page, _ = self._cold.popitem(last=False)
-        self._drop(page)
+    def evict_oldest(self, num_pages: int = 1, until_s: float = inf) -> None:
+        """The page that is cold for longest loses its content and is free; and as many as to make `num_pages` of the
+        next ones, as far as they were released by `until_s`."""
+        cold = self._cold
+        lost = [cold.popitem(last=False)[0]]
+        while len(lost) < num_pages and cold and self.oldest_cold_s <= until_s:
+            lost.append(cold.popitem(last=False)[0])
+        self._drop(lost)
 
     def forget_cold(self) -> int:
         """Free every cold page; returns how many."""
-        count = len(self._cold)
-        for _ in range(count):
-            self.evict_oldest()
-        return count
+        pages = list(self._cold)
+        self.evict(pages)
+        return len(pages)
 
-    def _drop(self, page: int) -> None:
-        self._lose_content(page)
-        self._free.append(page)
+    def _drop(self, pages: list[int]) -> None:
+        self._lose_content(pages)
+        self._free += pages
 
-    def _lose_content(self, page: int) -> None:
-        self._cached[page] = False
+    def _lose_content(self, pages: list[int]) -> None:
+        self._cached[pages] = False
         for listener in self.listeners:
-            listener(page)
+            listener(pages)
 
     # ------------------------------------------------------------------------------------------------- integrity
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from twinpath.kv.pages import PagePool
@@ -25,8 +26,12 @@ class PrefixKeys:
     def extend(self, tokens: Int32s, num_tokens: int) -> list[bytes]:
         """All keys of the full pages of `tokens[:num_tokens]`; earlier tokens must be those of earlier calls."""
         keys, size, parent = self.keys, self._page_size, self._parent
-        for begin in range(len(keys) * size, num_tokens - size + 1, size):
-            parent = blake2b(parent + tokens[begin : begin + size].tobytes(), digest_size=_DIGEST_BYTES).digest()
+        first, end = len(keys) * size, num_tokens // size * size
+        if first >= end:
+            return keys
+        data, page_bytes = tokens[first:end].tobytes(), size * tokens.itemsize
+        for begin in range(0, len(data), page_bytes):
+            parent = blake2b(parent + data[begin : begin + page_bytes], digest_size=_DIGEST_BYTES).digest()
             keys.append(parent)
         self._parent = parent
         return keys
@@ -73,23 +78,27 @@ class PrefixCache:
             pages.append(page)
         return pages
 
-    def insert(self, key: bytes, page: int) -> None:
-        """Offer a referenced, fully written page. When the key is known already the page stays its owner's own."""
-        if key in self._key_to_page or page in self._page_to_key:
-            return
-        self._key_to_page[key] = page
-        self._page_to_key[page] = key
-        self._pool.mark_cached(page)
+    def insert(self, keys: Iterable[bytes], pages: Iterable[int]) -> None:
+        """Offer referenced, fully written pages. One whose key is known already stays its owner's own."""
+        key_to_page, page_to_key, new = self._key_to_page, self._page_to_key, []
+        for key, page in zip(keys, pages, strict=True):
+            if key not in key_to_page and page not in page_to_key:
+                key_to_page[key] = page
+                page_to_key[page] = key
+                new.append(page)
+        if new:
+            self._pool.mark_cached(new)
 
     def withdraw(self, page: int) -> None:
         """Undo `insert`, if it was done and nobody else uses the page: it is the caller's, or idle."""
         if page in self._page_to_key and self._pool.is_exclusive(page):
             self._pool.unmark_cached(page)
         elif self._pool.is_cold(page):
-            self._pool.evict(page)
+            self._pool.evict([page])
 
-    def _evict(self, page: int) -> None:
-        del self._key_to_page[self._page_to_key.pop(page)]
+    def _evict(self, pages: list[int]) -> None:
+        for page in pages:
+            del self._key_to_page[self._page_to_key.pop(page)]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless index and pool agree on which pages are cached."""

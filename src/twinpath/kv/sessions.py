@@ -70,7 +70,7 @@ class SessionTable:
         self._num_pushed = 0
         #: Pages that were also used by requests without a session: left as prefixes when the session ends.
         self._is_public = np.zeros(pool.num_pages, np.bool_)
-        pool.listeners.append(self._forget_page)
+        pool.listeners.append(self._forget_pages)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -190,8 +190,8 @@ class SessionTable:
     def get(self, key: str) -> Session | None:
         return self._sessions.get(key)
 
-    def _forget_page(self, page: int) -> None:
-        self._is_public[page] = False
+    def _forget_pages(self, pages: list[int]) -> None:
+        self._is_public[pages] = False
 
     def _touch(self, session: Session, now_s: float) -> None:
         session.used_s = now_s
@@ -213,9 +213,10 @@ class SessionTable:
 
     def _drop(self, pages: Int32s, *, keep_public: bool = True) -> None:
         """Give up one claim on each; whom nobody else knows is free."""
-        for page in self._pool.unclaim(pages).tolist():
-            if not (keep_public and self._is_public[page]):
-                self._pool.evict(page)
+        left = self._pool.unclaim(pages)
+        if keep_public:
+            left = left[~self._is_public[left]]
+        self._pool.evict(left.tolist())
 
     # -------------------------------------------------------------------------------------------------- integrity
 

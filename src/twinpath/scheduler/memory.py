@@ -292,13 +292,14 @@ class Memory:
 
     def _append_pages(self, sequence: Sequence, num_pages: int) -> None:
         """Pages that are free or idle."""
-        for _ in range(num_pages):
-            if not self.pool.num_free and not self.sessions.give_way(self.pool.oldest_cold_s):
-                self.pool.evict_oldest()
-            self.residency.append(sequence, self.pool.allocate())
-        if num_pages:
-            sequence.num_drawn_pages += num_pages
-            self.slabs.draw(sequence.lane, num_pages)
+        if not num_pages:
+            return
+        while (num_missing := num_pages - self.pool.num_free) > 0:
+            if not self.sessions.give_way(self.pool.oldest_cold_s):
+                self.pool.evict_oldest(num_missing, self.sessions.next_fade_s)
+        self.residency.append(sequence, self.pool.allocate_run(num_pages))
+        sequence.num_drawn_pages += num_pages
+        self.slabs.draw(sequence.lane, num_pages)
 
     def _forget_outputs(self, sequence: Sequence) -> None:
         """Nobody finds what it said: neither in its pages, nor where it left them when it was preempted."""
@@ -317,9 +318,8 @@ class Memory:
         num_full = min(num_tokens // self._page_size, sequence.num_inserted_pages)
         keys = sequence.keys.keys[:num_full]
         num_bound = min(sequence.num_bound_pages, num_full)
-        for index in range(num_bound, num_full):
-            # Where another's page had the key first, and is gone by now, ours takes its place.
-            self.prefix.insert(keys[index], sequence.pages[index])
+        # Where another's page had the key first, and is gone by now, ours takes its place.
+        self.prefix.insert(keys[num_bound:num_full], sequence.pages[num_bound:num_full])
         pages = sequence.pages[:num_bound] + self.prefix.find(keys, num_bound)
         keys = keys[: len(pages)]
         tokens = sequence.tokens[: len(pages) * self._page_size].copy()

@@ -39,10 +39,11 @@ class Residency:
         sequence.num_planned = sequence.num_computed = len(cached) * self.page_size
         sequence.num_inserted_pages = len(cached)
 
-    def append(self, sequence: Sequence, page: int) -> None:
-        """One more page, freshly allocated."""
-        self.block_tables[sequence.slot, len(sequence.pages)] = page
-        sequence.pages.append(page)
+    def append(self, sequence: Sequence, pages: list[int]) -> None:
+        """More pages, freshly allocated."""
+        num_pages = len(sequence.pages)
+        self.block_tables[sequence.slot, num_pages : num_pages + len(pages)] = pages
+        sequence.pages += pages
 
     def num_missing_pages(self, sequence: Sequence, num_tokens: int) -> int:
         """Pages that its first `num_tokens` positions need beside its own."""
@@ -53,9 +54,8 @@ class Residency:
         num_full = sequence.num_computed // self.page_size
         if num_full <= sequence.num_inserted_pages:
             return
-        keys = sequence.keys.extend(sequence.tokens, sequence.num_computed)
-        for index in range(sequence.num_inserted_pages, num_full):
-            self._prefix.insert(keys[index], sequence.pages[index])
+        keys, first = sequence.keys.extend(sequence.tokens, sequence.num_computed), sequence.num_inserted_pages
+        self._prefix.insert(keys[first:num_full], sequence.pages[first:num_full])
         sequence.num_inserted_pages = num_full
 
     def give_back(self, sequence: Sequence, now_s: float) -> None:
