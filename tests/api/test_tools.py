@@ -43,9 +43,13 @@ SCRIPTS = (
 )
 
 
+#: A grammar may make the scripted engine write on to the end of the window, so that is near.
+SHAPE = ScriptedShape(max_model_len=1280)
+
+
 @pytest.fixture(scope="module")
 def tool_server() -> Iterator[LiveServer]:
-    server = LiveServer(Setup(scripts=SCRIPTS, tool_format="hermes", reasoning_format="think"))
+    server = LiveServer(Setup(scripts=SCRIPTS, tool_format="hermes", reasoning_format="think", shape=SHAPE))
     yield server
     server.close()
 
@@ -357,7 +361,7 @@ def test_with_a_response_format_the_answer_is_a_call_or_fits_it(strict: bool | N
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**schema, "additionalProperties": False}}}
     tools = [{"type": "function", "function": {**PICK["function"], "strict": strict}}, WRITE]
     says_json = Script(match="Hello", text='{"ok": true}')
-    with live_server(Setup(scripts=(says_json, *SCRIPTS), tool_format="hermes")) as server:
+    with live_server(Setup(scripts=(says_json, *SCRIPTS), tool_format="hermes", shape=SHAPE)) as server:
         _, whole = both(server, "Hello", tools=tools, response_format=form)
         assert json.loads(whole["choices"][0]["message"]["content"]) == {"ok": True}
         assert whole["choices"][0]["finish_reason"] == "stop"
