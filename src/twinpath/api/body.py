@@ -7,7 +7,7 @@ import re
 from typing import TypeVar
 
 import msgspec
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from twinpath.api.headers import header
 from twinpath.api.large_body import LARGE_BODY_BYTES, decode_large
@@ -39,11 +39,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, idle_ti
         raise BodyTooLarge(f"The request body has {int(declared)} bytes; at most {limit_bytes} are accepted.")
     body: Body = b""
     while True:
-        try:
-            async with asyncio.timeout(idle_timeout_s):
-                message = await receive()
-        except TimeoutError:
-            raise RequestError(f"The request body did not arrive within {idle_timeout_s:g} s.", status=408) from None
+        message = await _next_part(scope, receive, idle_timeout_s)
         if message["type"] == "http.disconnect":
             raise ClientGone("disconnect")
         part = message.get("body", b"")
@@ -57,6 +53,16 @@ async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, idle_ti
             body = bytearray(body) + part
         if not message.get("more_body", False):
             return body
+
+
+async def _next_part(scope: Scope, receive: Receive, idle_timeout_s: float) -> Message:
+    if "twinpath.whole_body" in scope.get("extensions", ()):
+        return await receive()
+    try:
+        async with asyncio.timeout(idle_timeout_s):
+            return await receive()
+    except TimeoutError:
+        raise RequestError(f"The request body did not arrive within {idle_timeout_s:g} s.", status=408) from None
 
 
 def check_content_type(scope: Scope) -> None:

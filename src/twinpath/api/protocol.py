@@ -38,7 +38,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._refusal: RequestError | None = None
+        #: Runs while a head has begun and is not complete at the end of a read.
         self._header_timer: asyncio.TimerHandle | None = None
+        self._head_is_open = False
+        #: At least what was read of the current head.
+        self._num_read = 0
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -57,10 +61,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
+        self._num_read = len(data) + (self._num_read if self._head_is_open else 0)
         try:
             self.parser.feed_data(data)
-            if self._header_timer is not None:
-                self._check_head()
+            if self._head_is_open:
+                self._wait_for_head()
         except (httptools.HttpParserError, _HeadTooLarge):
             self.logger.warning("Invalid HTTP request received.")
             self.send_400_response("")
@@ -72,11 +77,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {"twinpath.abort": {"call": self.transport.abort}}
-        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
+        self._head_is_open = True
 
     def on_headers_complete(self) -> None:
+        self._head_is_open = False
         self._stop_header_timer()
-        self._check_head()
+        if self._num_read > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
+            self._check_head()
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 self._refusal = RequestError("This server is no proxy.", status=HTTPStatus.METHOD_NOT_ALLOWED)
@@ -94,6 +101,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
+            # The app need not watch the clock while it takes what is here.
+            self.scope["extensions"]["twinpath.whole_body"] = {}
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
@@ -119,8 +128,13 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             super().timeout_keep_alive_handler()
 
+    def _wait_for_head(self) -> None:
+        """A read ended inside a head. Most come whole, and pay for no timer."""
+        self._check_head()
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
+
     def _check_head(self) -> None:
-        """Once per head, and per read while it is not complete: not per header, which each request would pay for."""
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._refusal = RequestError(

@@ -103,9 +103,10 @@ class SocketChannel:
     def _wait(self, timeout_s: float | None) -> bool:
         """Until there is something to read; False after the timeout or `wake`."""
         ready = self._spin(timeout_s) or self._poll.poll(None if timeout_s is None else timeout_s * 1e3)
-        if any(descriptor == self._wake_read for descriptor, _ in ready):
-            os.read(self._wake_read, 1)
-            return False
+        for descriptor, _ in ready:
+            if descriptor == self._wake_read:
+                os.read(self._wake_read, 1)
+                return False
         return bool(ready)
 
     def _spin(self, timeout_s: float | None) -> list[tuple[int, int]]:

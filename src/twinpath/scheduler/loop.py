@@ -20,8 +20,10 @@ from twinpath.types import ErrorEvent, Event, Request, StepResult
 
 #: Idle this long: garbage is collected now, when nobody waits for a token.
 _COLLECT_AFTER_IDLE_S = 0.05
-#: Prefill rows from which a step is long enough to be worth interrupting.
+#: Prefill rows from which a step can be worth interrupting ...
 _LONG_STEP_TOKENS = 16
+#: ... and its predicted time from which somebody listens meanwhile: the thread costs a first token 0.07 ms.
+_LONG_STEP_MS = 50.0
 _WARM_UP_TOKENS = 24
 
 
@@ -164,7 +166,7 @@ class EngineLoop:
                 return
             if len(plan.tokens) >= _LONG_STEP_TOKENS:
                 self._interruptible = self._scheduler.interruptible()
-                if not self._spins:
+                if not self._spins and self._scheduler.predicted_ms >= _LONG_STEP_MS:
                     self._inbox.watch()
             self._engine.submit(plan)
             self._scheduler.fill_masks()

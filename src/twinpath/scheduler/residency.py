@@ -33,8 +33,9 @@ class Residency:
         """Give a sequence a slot, and pages that hold the KV of its first tokens."""
         sequence.slot = self._free_slots.pop()
         self._releases.discard(sequence.slot)
-        self._pool.retain(cached)
-        self.block_tables[sequence.slot, : len(cached)] = cached
+        if len(cached):
+            self._pool.retain(cached)
+            self.block_tables[sequence.slot, : len(cached)] = cached
         sequence.pages = cached.tolist()
         sequence.num_planned = sequence.num_computed = len(cached) * self.page_size
         sequence.num_inserted_pages = len(cached)

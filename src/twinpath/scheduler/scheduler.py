@@ -133,6 +133,11 @@ class Scheduler:
     def num_outstanding(self) -> int:
         return len(self._outstanding)
 
+    @property
+    def predicted_ms(self) -> float:
+        """Of the plan made last, by the cost model."""
+        return self.cost.predict(self._outstanding[-1].shape)
+
     def add(self, request: Request, constraint: Constraint | None = None) -> list[Event]:
         """Queue a request and what follows its grammar, if any. The events returned are its whole life when it cannot
         or need not run."""
