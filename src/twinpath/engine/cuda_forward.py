@@ -60,7 +60,7 @@ class Forward:
     ) -> None:
         spec, device, dtype = weights.spec, weights.embed.device, weights.embed.dtype
         self.weights, self._kv, self._ops, self._tiling = weights, kv, operations, tiling
-        self.library = library
+        self.library, self._ranks = library, operations.ranks
         self.shape = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, kv.page_size, spec.norm_eps)
 
         def buffer(rows: int, columns: int, kind: torch.dtype = dtype) -> Tensor:
@@ -77,6 +77,7 @@ class Forward:
         self._parts = KeyParts.allocate(self.shape, tiling, num_tiles, device) if tiling.shares_contexts else None
         self._last = buffer(max_picks, spec.hidden_size)
         self.logits_buffer = buffer(max_picks, spec.vocab_size, torch.float32)
+        self._own_logits = None if operations.ranks is None else buffer(max_picks, len(weights.head), torch.float32)
 
     @property
     def shares_contexts(self) -> bool:
@@ -117,12 +118,16 @@ class Forward:
             table = rows.tables[chunk.slot]
             self.library.attend(q[own], table, chunk.start, pages, attended[own], spec.attn_scale)
         self._ops.linear(attended, weights.o, change)
+        if self._ranks is not None:
+            self._ranks.add_up(change)
         post = weights.post_norms[0] if weights.post_norms else None
         self._ops.add_norm(residual, change, weights.mlp_norm, x, spec.norm_eps, bias=weights.o_bias, post_weight=post)
         gate_up, gated = self._gate_up[:num_rows], self._gated[:num_rows]
         self._ops.linear(x, weights.gate_up, gate_up)
         self._ops.gate(gate_up, spec.activation, gated)
         self._ops.linear(gated, weights.down, change)
+        if self._ranks is not None:
+            self._ranks.add_up(change)
 
     def finish_layers(self, last_layer: int, residual: Tensor) -> None:
         """Add what `last_layer` left; now `residual` may be kept, read or continued by another step."""
@@ -133,7 +138,12 @@ class Forward:
         weights, num = self.weights, len(picked)
         last, out = self._last[:num], self.logits_buffer[:num]
         self._ops.add_norm(residual, None, weights.final_norm, last, weights.spec.norm_eps, picked=picked)
-        self._ops.linear(last, weights.head, out)
+        if self._ranks is None or self._own_logits is None:
+            self._ops.linear(last, weights.head, out)
+        else:
+            own = self._own_logits[:num]
+            self._ops.linear(last, weights.head, own)
+            self._ranks.join(own, out)
         return out
 
     def _add_change(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from twinpath.engine.cuda_collectives import Collective
+
 Operation = Callable[..., None]
 
 
@@ -24,6 +26,8 @@ class Operations:
     score_rows: Operation
     update_words: Operation
     feed_decode: Operation
+    #: With whom the model is shared.
+    ranks: Collective | None = None
 
 
 def triton_operations(vocab_size: int, device: torch.device, *, batch_invariant: bool = False) -> Operations:

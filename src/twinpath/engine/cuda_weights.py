@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twinpath.engine.cuda_shards import WHOLE, Shard, ShardedWeights, cut_tensor, part_of, shard_spec, vocabulary_part
 from twinpath.model.dequant import dequantize
 from twinpath.model.rope import cos_sin_scale, inverse_frequencies
 from twinpath.model.spec import ModelSpec
@@ -45,7 +46,11 @@ class PackedLayer:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """A whole model. `head` is `embed` itself when tied; rope_tables[i] float32 [max_positions, D]: cos, then sin."""
+    """A model, or one rank's part of it; `spec` says what is here, but its vocabulary is the whole one: see `head`.
+
+    Shapes: embed [vocab, hidden]; head [vocab of this rank, hidden], of `embed` itself when tied; rope_tables[i]
+        float32 [max_positions, D]: cos, then sin.
+    """
 
     spec: ModelSpec
     layers: tuple[PackedLayer, ...]
@@ -53,6 +58,7 @@ class PackedWeights:
     head: Tensor
     final_norm: Tensor
     rope_tables: tuple[Tensor, ...]
+    shard: Shard = WHOLE
 
     @property
     def step_bytes(self) -> int:
@@ -87,19 +93,21 @@ def pack_weights(
     dtype: torch.dtype,
     max_positions: int,
     send: Callable[[WeightTensor], Tensor] | None = None,
+    shard: Shard = WHOLE,
 ) -> PackedWeights:
     """Load every tensor, matrices as `dtype` (quantised ones are dequantised), vectors as float32.
 
-    send: how a tensor gets to the device; None: one after another, through torch.
+    send: how a tensor gets to the device; None: one after another, through torch. shard: load that part of the model.
     """
     send = send or (lambda tensor: _to_device(tensor, device, dtype))
-    return _pack(spec, lambda name: send(weights[name]), device, max_positions)
+    parts = weights if shard.is_whole else ShardedWeights(weights, spec, shard)
+    return _pack(spec, lambda name: send(parts[name]), device, max_positions, shard)
 
 
 def random_weights(
-    spec: ModelSpec, device: torch.device, dtype: torch.dtype, max_positions: int, seed: int = 0
+    spec: ModelSpec, device: torch.device, dtype: torch.dtype, max_positions: int, seed: int = 0, shard: Shard = WHOLE
 ) -> PackedWeights:
-    """Normal matrices scaled so that activations neither vanish nor grow, norms near 1."""
+    """Normal matrices scaled so that activations neither vanish nor grow, norms near 1; the same for every `shard`."""
     generator = torch.Generator(device=device).manual_seed(seed)
     shapes = weight_shapes(spec)
 
@@ -111,7 +119,7 @@ def random_weights(
         values = torch.empty(rows, cols, device=device, dtype=dtype)
         return values.normal_(0, 1.0 if name == "embed" else cols**-0.5, generator=generator)
 
-    return _pack(spec, draw, device, max_positions)
+    return _pack(spec, lambda name: cut_tensor(draw(name), part_of(name, spec, shard)), device, max_positions, shard)
 
 
 def rope_table(spec: ModelSpec, index: int, max_positions: int, device: torch.device) -> Tensor:
@@ -122,16 +130,21 @@ def rope_table(spec: ModelSpec, index: int, max_positions: int, device: torch.de
     return torch.from_numpy(table.astype(np.float32)).to(device)
 
 
-def _pack(spec: ModelSpec, load: Loader, device: torch.device, max_positions: int) -> PackedWeights:
+def _pack(spec: ModelSpec, load: Loader, device: torch.device, max_positions: int, shard: Shard) -> PackedWeights:
     embed = load("embed")
     return PackedWeights(
-        spec=spec,
+        spec=shard_spec(spec, shard),
         layers=tuple(_pack_layer(spec, load, f"layers.{i}.") for i in range(spec.num_layers)),
         embed=embed,
-        head=embed if spec.tied_embeddings else load("lm_head"),
+        head=_tied_head(embed, shard) if spec.tied_embeddings else load("lm_head"),
         final_norm=load("final_norm"),
         rope_tables=tuple(rope_table(spec, i, max_positions, device) for i in range(len(spec.ropes))),
+        shard=shard,
     )
+
+
+def _tied_head(embed: Tensor, shard: Shard) -> Tensor:
+    return embed if shard.is_whole else cut_tensor(embed, vocabulary_part(len(embed), shard))
 
 
 def _pack_layer(spec: ModelSpec, load: Loader, prefix: str) -> PackedLayer:
