@@ -42,13 +42,14 @@ def test_embedding_scales_and_leaves_padding_zero(rows: Rows, device: torch.devi
     assert torch.equal(got[1], embed[(50 + 40) % 12].float() * 3.0)  # the token said before
 
 
-@pytest.mark.parametrize("parts", ["norm", "add", "bias", "post", "last"])
+@pytest.mark.parametrize("parts", ["norm", "add", "bias", "post", "last", "sums"])
 def test_adding_and_norming(parts: str, device: torch.device) -> None:
     results = []
     for run in (launch.add_norm, reference.add_norm):
         residual = noise(device, NUM_ROWS, HIDDEN)
         out = torch.zeros(NUM_ROWS, HIDDEN, device=device)
-        delta = None if parts == "norm" else noise(device, NUM_ROWS, HIDDEN, seed=1)
+        lead = (3,) if parts == "sums" else ()
+        delta = None if parts == "norm" else noise(device, *lead, NUM_ROWS, HIDDEN, seed=1)
         weight = None if parts == "last" else noise(device, HIDDEN, seed=2)
         bias = noise(device, HIDDEN, seed=3) if parts in ("bias", "post") else None
         post = noise(device, HIDDEN, seed=4) if parts == "post" else None
@@ -68,10 +69,11 @@ def test_norming_picked_rows(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("size", [16, 24])
-@pytest.mark.parametrize("extras", [False, True], ids=["plain", "bias and norms"])
+@pytest.mark.parametrize("extras", [False, True], ids=["plain", "sums, bias and norms"])
 def test_rotation_and_append(rows: Rows, size: int, extras: bool, device: torch.device) -> None:
     shape = HeadShape(num_heads=6, num_kv_heads=2, head_dim=size, page_size=16, norm_eps=EPS)
-    qkv, rope = noise(device, NUM_ROWS, 10 * size), noise(device, 50, size, seed=1)
+    lead = (2,) if extras else ()
+    qkv, rope = noise(device, *lead, NUM_ROWS, 10 * size), noise(device, 50, size, seed=1)
     bias = noise(device, 10 * size, seed=2) if extras else None
     norms = (noise(device, size, seed=3), noise(device, size, seed=4)) if extras else None
     results = []

@@ -26,6 +26,18 @@ def await_previous_kernel(PDL: tl.constexpr):
 
 
 @triton.jit
+def begin_between_products(PDL: tl.constexpr):
+    """Nothing but weights is touched above this line.
+
+    The trigger comes first: the next product asks for its weights while this kernel waits and works, and touches
+    nothing else before its own wait, which ends after this kernel has.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
 def row_tile_product(
     w_ptr,
     rows,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from twinpath.kernels.tile import begin_between_products
+
 
 @triton.jit
 def _normed(x, inside, weight, size, eps):
@@ -35,9 +37,13 @@ def embed_kernel(
 def add_norm_kernel(
     residual, delta, delta_bias, post_weight, weight, out, picked, hidden, eps,
     HAS_DELTA: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_POST: tl.constexpr, HAS_OUT: tl.constexpr,
-    IS_PICKED: tl.constexpr, BLOCK: tl.constexpr,
+    IS_PICKED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """residual += norm(delta + bias), each part optional; out = norm(residual). `picked` names the rows to read."""
+    """residual += norm(delta + bias), each part optional; out = norm(residual). `picked` names the rows to read.
+
+    PARTS: delta is the sum of so many arrays, one after another.
+    """
+    begin_between_products(PDL)
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
     inside = offsets < hidden
@@ -47,6 +53,9 @@ def add_norm_kernel(
     x = tl.load(residual + source * hidden + offsets, mask=inside, other=0.0)
     if HAS_DELTA:
         d = tl.load(delta + source * hidden + offsets, mask=inside, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            place = part * tl.num_programs(0).to(tl.int64) + source
+            d += tl.load(delta + place * hidden + offsets, mask=inside, other=0.0)
         if HAS_BIAS:
             d += tl.load(delta_bias + offsets, mask=inside, other=0.0)
         if HAS_POST:
@@ -65,8 +74,13 @@ def rotate_append_kernel(
     qkv, bias, q_norm, k_norm, rope, positions, slots, tables, max_pages, q_out, k_pages, v_pages, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Head norms and rotation of q and k; q to `q_out`, k and v to their page. Programs (row, 0 q | 1 k | 2 v)."""
+    """Head norms and rotation of q and k; q to `q_out`, k and v to their page. Programs (row, 0 q | 1 k | 2 v).
+
+    PARTS: qkv is the sum of so many arrays, one after another.
+    """
+    begin_between_products(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     num_heads = tl.where(part == 0, H, K)
@@ -78,7 +92,12 @@ def rotate_append_kernel(
     source = qkv + row * (H + 2 * K) * D + columns
     low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(source + D // 2, mask=inside, other=0.0).to(tl.float32)
-    dtype = qkv.dtype.element_ty
+    dtype = q_out.dtype.element_ty
+    for number in tl.static_range(1, PARTS):
+        again = source + number * tl.num_programs(0).to(tl.int64) * (H + 2 * K) * D
+        low += tl.load(again, mask=inside, other=0.0)
+        high += tl.load(again + D // 2, mask=inside, other=0.0)
+    low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     if HAS_BIAS:
         low = (low + tl.load(bias + columns, mask=inside, other=0.0)).to(dtype).to(tl.float32)
         high = (high + tl.load(bias + columns + D // 2, mask=inside, other=0.0)).to(dtype).to(tl.float32)

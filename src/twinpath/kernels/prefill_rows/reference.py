@@ -29,7 +29,10 @@ def add_norm(
     bias: Tensor | None = None,
     post_weight: Tensor | None = None,
     picked: Tensor | None = None,
+    pdl: bool = False,
 ) -> None:
+    if delta is not None and delta.ndim == 3:
+        delta = delta.sum(0)
     x = residual if picked is None else residual[picked.clamp(min=0).long()]
     if delta is not None:
         change = delta.float() if bias is None else delta.float() + bias
@@ -49,8 +52,11 @@ def rotate_append(
     q: Tensor,
     pages: tuple[Tensor, Tensor],
     shape: HeadShape,
+    *,
+    pdl: bool = False,
 ) -> None:
-    dtype, size = qkv.dtype, shape.head_dim
+    dtype, size = q.dtype, shape.head_dim
+    qkv = qkv.sum(0).to(dtype) if qkv.ndim == 3 else qkv
     values = qkv if bias is None else (qkv.float() + bias).to(dtype)
     heads = values.view(len(qkv), -1, size).float()
     first_key, first_value = shape.num_heads, shape.num_heads + shape.num_kv_heads
