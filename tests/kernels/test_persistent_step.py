@@ -25,7 +25,8 @@ FITTING = [name for name, spec in GPU_MODELS.items() if spec not in (SMOLLM2_135
 def shape_of(spec: ModelSpec) -> StepShape:
     """Without the weights: only what does not depend on them."""
     cpu, small = torch.device("cpu"), with_layers(spec, 1)
-    weights = PackedWeights(small, (), torch.zeros(1), torch.zeros(1), torch.zeros(1), ())
+    head = torch.zeros(small.vocab_size, 1)
+    weights = PackedWeights(small, (), torch.zeros(1), head, torch.zeros(1), ())
     kv = KvPool((), (), 16)
     return step_shape(weights, kv, allocate_buffers(replace_embed(weights, cpu), 4, 8))
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from twinpath.engine.cuda_buffers import StepBuffers, attend_rows
+from twinpath.engine.cuda_collectives import Collective
 from twinpath.engine.cuda_tuning import StepTuning, num_splits, tuning_for
 from twinpath.engine.cuda_weights import KvPool, PackedLayer, PackedWeights
+from twinpath.kernels.all_reduce.launch import reduce_residual, residual_parts
 from twinpath.kernels.decode_attention.kernel import AttentionShape, SplitBuffers, split_buffers
 from twinpath.kernels.gated_linear.kernel import gated_linear
 from twinpath.kernels.linear.kernel import linear
@@ -39,22 +41,25 @@ class Addition:
 class ChainStep:
     """From the first norm to the logits, over buffers that `begin_step` has filled."""
 
-    def __init__(self, weights: PackedWeights, kv: KvPool, buffers: StepBuffers, pdl: bool) -> None:
+    def __init__(
+        self, weights: PackedWeights, kv: KvPool, buffers: StepBuffers, ranks: Collective | None = None
+    ) -> None:
+        """ranks: with whom the model is shared; `buffers.logits` are those of this one's part of the vocabulary."""
         self._weights = weights
         self._kv = kv
         self._spec = weights.spec
-        self._pdl = pdl
+        self._ranks = ranks
         self._buffers = buffers
         self.attention = attention_shape(self._spec, kv.page_size, StepTuning())
         self.splits: SplitBuffers = split_buffers(self.attention, buffers.tokens.shape[0], weights.embed.device)
 
     def num_parts(self, batch: int) -> int:
         """Parts of `attn_squares` that `begin_step` must fill."""
-        return self._spec.hidden_size // tuning_for(batch).down.rows
+        return self._parts(tuning_for(batch).down)
 
     def num_best(self, batch: int) -> int:
         """Entries per row of `best` and `best_id` that `launch` writes."""
-        return num_tiles(self._spec.vocab_size, tuning_for(batch).head)
+        return num_tiles(len(self._weights.head), tuning_for(batch).head)
 
     def launch(self, batch: int) -> None:
         """Rows [0, batch): writes KV, `logits`, `best` and `best_id`."""
@@ -74,7 +79,6 @@ class ChainStep:
             buffers.best.view(-1)[: batch * tiles].view(batch, tiles),
             buffers.best_id.view(-1)[: batch * tiles].view(batch, tiles),
             tiling=tuning.head,
-            pdl=self._pdl,
         )
 
     def _attend(self, index: int, layer: PackedLayer, batch: int, tuning: StepTuning) -> None:
@@ -87,16 +91,13 @@ class ChainStep:
             spec.norm_eps,
             buffers.projected[:batch],
             tiling=tuning.qkv,
-            pdl=self._pdl,
         )
-        attend_rows(
-            index, batch, self._weights, self._kv, buffers, shape=self.attention, splits=self.splits, pdl=self._pdl
-        )
+        attend_rows(index, batch, self._weights, self._kv, buffers, shape=self.attention, splits=self.splits)
 
     def _mix(self, layer: PackedLayer, next_gain: Tensor, batch: int, tuning: StepTuning) -> None:
-        buffers, hidden = self._buffers, self._spec.hidden_size
+        buffers = self._buffers
         attn_post, mlp_post = layer.post_norms or (None, None)
-        mlp_squares = buffers.mlp_squares[: hidden // tuning.o.rows]
+        mlp_squares = buffers.mlp_squares[: self._parts(tuning.o)]
         gated = buffers.gated[:batch]
         o = Addition(layer.o, layer.o_bias, attn_post, layer.mlp_norm, mlp_squares, tuning.o)
         self._add(buffers.attended[:batch], o)
@@ -108,7 +109,6 @@ class ChainStep:
             self._spec.activation,
             gated,
             tiling=tuning.gate_up,
-            pdl=self._pdl,
         )
         attn_squares = buffers.attn_squares[: self.num_parts(batch)]
         self._add(gated, Addition(layer.down, None, mlp_post, next_gain, attn_squares, tuning.down))
@@ -117,12 +117,31 @@ class ChainStep:
         """residual += W x + bias, through a norm of its own where the model has one."""
         batch, a = x.shape[0], addition
         residual, scaled = self._buffers.residual[:batch], self._buffers.scaled[:batch]
+        if self._ranks is not None:
+            self._add_with_ranks(x, a, self._ranks)
+            return
         if a.post_gain is None:
-            linear_residual(x, a.weight, a.bias, a.gain, residual, scaled, a.squares, tiling=a.tiling, pdl=self._pdl)
+            linear_residual(x, a.weight, a.bias, a.gain, residual, scaled, a.squares, tiling=a.tiling)
             return
         eps, plain = self._spec.norm_eps, self._buffers.plain[:batch]
-        linear(x, a.weight, a.bias, None, eps, plain, tiling=a.tiling, pdl=self._pdl)
-        residual_norm(plain, a.post_gain, eps, a.gain, residual, scaled, a.squares, pdl=self._pdl)
+        linear(x, a.weight, a.bias, None, eps, plain, tiling=a.tiling)
+        residual_norm(plain, a.post_gain, eps, a.gain, residual, scaled, a.squares)
+
+    def _add_with_ranks(self, x: Tensor, a: Addition, ranks: Collective) -> None:
+        """This rank's W x is one of the sums that make up the product."""
+        batch, eps = x.shape[0], self._spec.norm_eps
+        residual, scaled = self._buffers.residual[:batch], self._buffers.scaled[:batch]
+        plain = self._buffers.plain[:batch]
+        linear(x, a.weight, None, None, eps, plain, tiling=a.tiling)
+        if ranks.exchange is None:
+            ranks.add_up(plain)
+        reduce_residual(plain, a.bias, a.post_gain, a.gain, residual, scaled, a.squares, eps, ranks.exchange)
+
+    def _parts(self, tiling: Tiling) -> int:
+        """Parts of the squares that whoever completes the residual writes."""
+        if self._ranks is not None:
+            return residual_parts(self._spec.hidden_size, whole_rows=self._spec.sandwich_norms)
+        return self._spec.hidden_size // tiling.rows
 
 
 def attention_shape(spec: ModelSpec, page_size: int, tuning: StepTuning) -> AttentionShape:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from twinpath.engine.cuda_buffers import allocate_buffers
 from twinpath.engine.cuda_chain import ChainStep
+from twinpath.engine.cuda_collectives import Collective
 from twinpath.engine.cuda_persistent import build_persistent
 from twinpath.engine.cuda_products import ProductStep
 from twinpath.engine.cuda_tuning import tuning_for
 from twinpath.engine.cuda_weights import KvPool, PackedWeights
 from twinpath.kernels.begin_step.kernel import begin_step
-from twinpath.kernels.lm_head.kernel import argmax
+from twinpath.kernels.lm_head.kernel import argmax, best_of_tiles, num_best_tiles
 from twinpath.kernels.persistent_step.kernel import TILE_ROWS, PersistentStep
 
 #: Batch sizes worth a graph of their own.
@@ -27,7 +29,7 @@ class DecodeStep:
 
     Batches of 1 to 8 run in the persistent kernel where it fits the model and the card (`persistent` False: never),
     or as a chain, those of 16 and more (`min_product_rows`) by the library's products; a row's result is the same, bit
-    for bit, for every batch of 1 to 8.
+    for bit, for every batch of 1 to 8. With `ranks` that share the model, each has its part of it and all launch alike.
     """
 
     def __init__(
@@ -38,17 +40,22 @@ class DecodeStep:
         max_batch: int = BATCH_TIERS[-1],
         *,
         persistent: bool = True,
-        pdl: bool = False,
         min_product_rows: int | None = None,
+        ranks: Collective | None = None,
     ) -> None:
-        self._weights = weights
-        self._pdl = pdl
+        self._weights, self._ranks = weights, ranks
         on_card = weights.embed.is_cuda
         self._min_product_rows = min_product_rows or (MIN_PRODUCT_ROWS if on_card else max_batch + 1)
         self.buffers = allocate_buffers(weights, max_pages, max_batch)
-        self._chain = ChainStep(weights, kv, self.buffers, pdl)
-        self._products = ProductStep(weights, kv, self.buffers, self._chain.attention, self._chain.splits)
-        self._persistent = build_persistent(weights, kv, self.buffers, self._chain.splits) if persistent else {}
+        own = self.buffers
+        if ranks is not None:  # The steps write the logits of their part of the vocabulary.
+            logits = torch.zeros(max_batch, len(weights.head), device=weights.embed.device)
+            own = replace(self.buffers, logits=logits)
+        self._own_logits = own.logits
+        self._chain = ChainStep(weights, kv, own, ranks)
+        self._products = ProductStep(weights, kv, own, self._chain, ranks)
+        is_alone = ranks is None
+        self._persistent = build_persistent(weights, kv, own, self._chain.splits) if persistent and is_alone else {}
 
     def is_persistent(self, batch: int) -> bool:
         """Whether a step of `batch` rows is one kernel."""
@@ -82,22 +89,27 @@ class DecodeStep:
             grain=tuning.split_grain,
             least=tuning.least_cluster_split if persistent else tuning.least_split,
             even_parts=persistent.num_splits if persistent else None,
-            pdl=self._pdl,
         )
         if persistent:
             persistent.launch(batch)
         else:
             plain.launch(batch)
+        if self._ranks is not None:
+            self._ranks.join(self._own_logits[:batch], buffers.logits[:batch])
 
     def choose_greedy(self, batch: int) -> None:
         """After `launch`: the best token of each row becomes the next step's input, and positions grow by one."""
         buffers = self.buffers
         persistent = self._persistent_for(batch)
         num_best = persistent.num_programs if persistent else self._plain_for(batch).num_best(batch)
+        if self._ranks is not None:  # A rank knows the best of its part only.
+            num_best = num_best_tiles(buffers.logits.shape[1])
         best, best_id = (
             buffer.view(-1)[: batch * num_best].view(batch, num_best) for buffer in (buffers.best, buffers.best_id)
         )
-        argmax(best, best_id, buffers.argmax, (buffers.tokens, buffers.positions), pdl=self._pdl)
+        if self._ranks is not None:
+            best_of_tiles(buffers.logits[:batch], best, best_id)
+        argmax(best, best_id, buffers.argmax, (buffers.tokens, buffers.positions))
 
     def capture(
         self, batch: int, tail: Callable[[int], None] | None = None, num_steps: int = 1

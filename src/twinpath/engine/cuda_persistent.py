@@ -66,7 +66,7 @@ def step_shape(weights: PackedWeights, kv: KvPool, buffers: StepBuffers) -> Step
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        vocab_size=spec.vocab_size,
+        vocab_size=len(weights.head),
         norm_eps=spec.norm_eps,
         attn_scale=spec.attn_scale,
         gelu=spec.activation == "gelu_tanh",

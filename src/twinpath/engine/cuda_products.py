@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from twinpath.engine.cuda_buffers import StepBuffers, attend_rows
+from twinpath.engine.cuda_chain import ChainStep
+from twinpath.engine.cuda_collectives import Collective
 from twinpath.engine.cuda_weights import KvPool, PackedWeights
-from twinpath.kernels.decode_attention.kernel import AttentionShape, SplitBuffers
 from twinpath.kernels.lm_head.kernel import best_of_tiles, num_best_tiles
 from twinpath.kernels.prefill_rows.launch import add_norm, gate
 
@@ -24,11 +25,17 @@ class ProductStep:
     """As `cuda_chain.ChainStep`: from the first norm to the logits, over buffers that `begin_step` has filled."""
 
     def __init__(
-        self, weights: PackedWeights, kv: KvPool, buffers: StepBuffers, attention: AttentionShape, splits: SplitBuffers
+        self,
+        weights: PackedWeights,
+        kv: KvPool,
+        buffers: StepBuffers,
+        chain: ChainStep,
+        ranks: Collective | None = None,
     ) -> None:
+        """Attends as `chain` does. ranks: as for it."""
         spec, rows = weights.spec, buffers.tokens.shape[0]
-        self._weights, self._kv, self._buffers = weights, kv, buffers
-        self._attention, self._splits = replace(attention, tile=_ATTENTION_TILE), splits
+        self._weights, self._kv, self._buffers, self._ranks = weights, kv, buffers, ranks
+        self._attention, self._splits = replace(chain.attention, tile=_ATTENTION_TILE), chain.splits
         dtype, device = weights.embed.dtype, weights.embed.device
         self._change = torch.zeros(rows, spec.hidden_size, dtype=dtype, device=device)
         self._gate_up = torch.zeros(rows, 2 * spec.intermediate_size, dtype=dtype, device=device)
@@ -39,7 +46,7 @@ class ProductStep:
 
     def num_best(self, batch: int) -> int:
         """Entries per row of `best` and `best_id` that `launch` writes."""
-        return num_best_tiles(self._weights.spec.vocab_size)
+        return num_best_tiles(len(self._weights.head))
 
     def launch(self, batch: int) -> None:
         """Rows [0, batch): writes KV, `logits`, `best` and `best_id`."""
@@ -62,12 +69,16 @@ class ProductStep:
             projected.add_(layer.qkv_bias)
         attend_rows(index, batch, self._weights, self._kv, buffers, shape=self._attention, splits=self._splits)
         torch.mm(attended, layer.o.t(), out=change)
+        if self._ranks is not None:
+            self._ranks.add_up(change)
         post = layer.post_norms[0] if layer.post_norms else None
         add_norm(residual, change, layer.mlp_norm, x, spec.norm_eps, bias=layer.o_bias, post_weight=post)
         gate_up = self._gate_up[:batch]
         torch.mm(x, layer.gate_up.t(), out=gate_up)
         gate(gate_up, spec.activation, gated)
         torch.mm(gated, layer.down.t(), out=change)
+        if self._ranks is not None:
+            self._ranks.add_up(change)
 
     def _norm(self, index: int, batch: int) -> None:
         """Add what the layer before `index` left, and norm for this one; past the last one for the head."""
