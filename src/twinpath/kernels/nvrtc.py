@@ -58,8 +58,8 @@ class CudaKernel:
 
         self._driver = driver
         torch.cuda.current_stream().synchronize()  # Makes the device's context current in this thread.
-        self._module = _checked("cuModuleLoadData", driver.cuModuleLoadData(cubin))
-        self._function = _checked("cuModuleGetFunction", driver.cuModuleGetFunction(self._module, name.encode()))
+        self._module = checked("cuModuleLoadData", driver.cuModuleLoadData(cubin))
+        self._function = checked("cuModuleGetFunction", driver.cuModuleGetFunction(self._module, name.encode()))
         self._shared_bytes = shared_bytes
         attributes = driver.CUfunction_attribute
         self._set(attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
@@ -78,7 +78,7 @@ class CudaKernel:
         config.sharedMemBytes = self._shared_bytes
         config.attrs, config.numAttrs = [attribute], 1
         found = driver.cuOccupancyMaxActiveClusters(self._function, config)
-        return int(_checked("cuOccupancyMaxActiveClusters", found))
+        return int(checked("cuOccupancyMaxActiveClusters", found))
 
     def launch(
         self, grid: int | tuple[int, int], block: int, values: Sequence[int], *, dependent: bool = False
@@ -100,10 +100,10 @@ class CudaKernel:
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
         launched = driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(arguments), 0)
-        _checked("cuLaunchKernelEx", launched)
+        checked("cuLaunchKernelEx", launched)
 
     def _set(self, attribute: Any, value: int) -> None:
-        _checked("cuFuncSetAttribute", self._driver.cuFuncSetAttribute(self._function, attribute, value))
+        checked("cuFuncSetAttribute", self._driver.cuFuncSetAttribute(self._function, attribute, value))
 
 
 def tensor_map(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> list[int]:
@@ -114,7 +114,7 @@ def tensor_map(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int
     from cuda.bindings import driver
 
     wide, narrow = driver.cuuint64_t, driver.cuuint32_t
-    encoded = _checked(
+    encoded = checked(
         "cuTensorMapEncodeTiled",
         driver.cuTensorMapEncodeTiled(
             driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -133,7 +133,7 @@ def tensor_map(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int
     return list(struct.unpack("<16q", ctypes.string_at(encoded.getPtr(), 128)))
 
 
-def _checked(call: str, result: tuple[Any, ...]) -> Any:
+def checked(call: str, result: tuple[Any, ...]) -> Any:
     """The call's value, if it has one."""
     if int(result[0]) != 0:
         raise CudaError(f"{call}: {result[0]}")
