@@ -127,6 +127,7 @@ def test_a_later_decode_step_is_predicted_to_the_bit() -> None:
     for corrected in (False, True):
         if corrected:
             model.observe(StepShape(3, 1200, num_sampled=3), 1.3 * model.predict(StepShape(3, 1200, num_sampled=3)))
+        shape = StepShape(3, 1200, num_sampled=3)
         for steps in (0, 1, 7, 1000):
             later = StepShape(3, 1200 + 3 * steps, num_sampled=3)
-            assert model.predict_later(StepShape(3, 1200, num_sampled=3), steps) == model.predict(later)
+            assert model.predict_run(shape, range(steps, steps + 1)) == [model.predict(later)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -12,8 +14,8 @@ from twinpath.plan.arrivals import Arrival
 from twinpath.scheduler.cost import CostModel, StepShape, shape_of
 from twinpath.types import EngineInfo, Int32s, StepPlan, StepResult
 
-#: Steps whose times are worked out at once, at first.
-_LEAST_AHEAD = 4
+#: Steps whose times are worked out beyond those that a look ahead should need: noise may make them shorter.
+_MARGIN = 4
 #: Ends every answer. Above all block and filler ids.
 END_ID = (1 << 31) - 1
 
@@ -32,7 +34,8 @@ class VirtualClock:
 
 
 class SimulatedEngine:
-    """Answers as long as the trace says, in the time that `cost` says, times `noise()` per step.
+    """Answers as long as the trace says, in the time that `cost` says, times its noise: `noises()` gives that of
+    the next steps, any number.
 
     A request is known by its sampling seed, which is the index of its arrival. Plans run one after the other; `poll`
     takes the clock to the end of the oldest. A plan that may repeat does so until an answer ends or `until_s` is past:
@@ -45,7 +48,7 @@ class SimulatedEngine:
         cost: CostModel,
         clock: VirtualClock,
         arrivals: Sequence[Arrival],
-        noise: Callable[[], float] = lambda: 1.0,
+        noises: Callable[[], list[float]] = lambda: [1.0] * 256,
     ) -> None:
         self.info = info
         #: Time in which a step ran, and how many did.
@@ -55,20 +58,20 @@ class SimulatedEngine:
         self.until_s = math.inf
         self._cost = cost
         self._clock = clock
-        self._noise = noise
+        self._draw = noises
         self._arrivals = arrivals
         self._queue: deque[StepPlan] = deque()
         self._free_at_s = 0.0
         self._bound: list[Arrival] = list(arrivals[:1]) * info.max_slots
         #: Position of the last token of the request in each slot.
-        self._last = np.zeros(info.max_slots, np.int64)
+        self._last = [0] * info.max_slots
         #: Of the stream of each slot: see TokenStream.
-        self._filler = np.zeros(info.max_slots, np.int32)
-        self._covered = np.zeros(info.max_slots, np.int64)
+        self._filler = [0] * info.max_slots
+        self._covered = [0] * info.max_slots
         #: Noise of the steps to come, as far as it was drawn: looking ahead must not change what comes.
         self._noises: list[float] = []
-        #: Milliseconds of the next steps if the first has this shape.
-        self._times: list[float] = []
+        #: When the next steps end if the first has this shape and begins now, and how many of them may run.
+        self._ends: list[float] = []
         self._ahead_of: StepShape | None = None
         #: Shape of the next step if it has the rows that sampled in the last one; steps until the first of them ends.
         self._next: tuple[StepShape, int] | None = None
@@ -85,7 +88,7 @@ class SimulatedEngine:
         if self._next is None or self._queue:
             return 1
         shape, most = self._next
-        return self._fit(shape, most, self._clock.now_s)[0]
+        return self._fit(shape, most, self._clock.now_s)
 
     def poll(self, timeout_s: float | None = None) -> StepResult | None:
         if not self._queue:
@@ -98,7 +101,8 @@ class SimulatedEngine:
             self._covered[init.slot] = arrival.stream.num_covered
         shape = shape_of(plan, self.info.num_layers)
         begin_s = self._free_at_s
-        repeats, self._free_at_s = self._fit(shape, min(plan.repeat, self._steps_left(plan)), begin_s)
+        repeats = self._fit(shape, min(plan.repeat, self._steps_left(plan)), begin_s)
+        self._free_at_s = self._ends[repeats - 1]
         del self._noises[:repeats]
         self._ahead_of = None
         elapsed_s = self._free_at_s - begin_s
@@ -106,10 +110,14 @@ class SimulatedEngine:
         self.num_steps += repeats
         self._clock.advance_to(self._free_at_s)
         counts, tokens = self._sample(plan, repeats)
-        self._look_ahead(plan, repeats)
         # Decode steps are not reported, alone or repeated: what the scheduler learns must not depend on the repeats.
-        is_decode = not shape.num_prefill and bool(plan.sample.all())
-        return StepResult(plan.step_id, counts, tokens, elapsed_ms=0.0 if is_decode else elapsed_s * 1e3)
+        is_decode = not shape.num_prefill and 0 not in counts
+        return StepResult(
+            plan.step_id,
+            np.array(counts, np.int32),
+            np.array(tokens, np.int32).reshape(-1),
+            elapsed_ms=0.0 if is_decode else elapsed_s * 1e3,
+        )
 
     def interrupt(self, step_id: int) -> None:
         """Simulated clients do not cancel."""
@@ -122,64 +130,82 @@ class SimulatedEngine:
 
     def close(self) -> None: ...
 
-    def _fit(self, shape: StepShape, most: int, time_s: float) -> tuple[int, float]:
-        """Steps from `time_s` on until `until_s` is past, at least 1 and at most `most`; and when the last ends."""
+    def _fit(self, shape: StepShape, most: int, time_s: float) -> int:
+        """Steps from `time_s` on until `until_s` is past, at least 1 and at most `most`; `_ends` then has them."""
         if shape != self._ahead_of:
             self._ahead_of = shape
-            self._times.clear()
-        times, until_s, count = self._times, self.until_s, 0
-        while True:
-            if count == len(times):
-                self._add_times(shape, min(most, max(2 * count, _LEAST_AHEAD)))
-            time_s += times[count] / 1e3
-            count += 1
-            if count >= most or time_s >= until_s:
-                return count, time_s
+            self._ends.clear()
+        ends, until_s = self._ends, self.until_s
+        while len(ends) < most and (not ends or ends[-1] < until_s):
+            self._add_ends(shape, most, time_s)
+        return min(bisect_left(ends, until_s) + 1, most)
 
-    def _add_times(self, shape: StepShape, num_steps: int) -> None:
-        """As many steps ahead; each decode row then attends to one more token."""
-        times, noises, noise = self._times, self._noises, self._noise
-        noises += [noise() for _ in range(num_steps - len(noises))]
-        if not times:
-            times.append(self._cost.predict(shape) * noises[0])
-        later = self._cost.predict_later
-        times += [later(shape, count) * noises[count] for count in range(len(times), num_steps)]
+    def _add_ends(self, shape: StepShape, most: int, time_s: float) -> None:
+        """Of as many steps as should be needed; each decode row then attends to one more token."""
+        ends, noises = self._ends, self._noises
+        first = len(ends)
+        if not first:
+            if not noises:
+                noises += self._draw()
+            ends.append(time_s + self._cost.predict(shape) * noises[0] / 1e3)
+            first = 1
+        left_s, step_s = self.until_s - ends[-1], (ends[0] - time_s) / noises[0]
+        end = most if left_s > (most - first) * step_s else min(first + int(left_s / step_s) + _MARGIN, most)
+        while len(noises) < end:
+            noises += self._draw()
+        if end > first:
+            times = self._cost.predict_run(shape, range(first, end))
+            steps = [step_ms * noise / 1e3 for step_ms, noise in zip(times, noises[first:end], strict=True)]
+            ends[-1:] = accumulate(steps, initial=ends[-1])
 
     def _steps_left(self, plan: StepPlan) -> int:
         """Until the first answer of a decode plan ends; 1 for any other plan."""
         if plan.repeat == 1:
             return 1
-        return int((self._last[plan.slots] - plan.starts).min())
+        last = self._last
+        pairs: list[tuple[int, int]] = list(zip(plan.slots.tolist(), plan.starts.tolist(), strict=True))
+        return min([last[slot] - start for slot, start in pairs])
 
-    def _look_ahead(self, plan: StepPlan, repeats: int) -> None:
-        """Remember the rows that sampled and did not end."""
+    def _sample(self, plan: StepPlan, repeats: int) -> tuple[list[int], list[int] | Int32s]:
+        """Tokens of each segment, and all of them. Remembers the rows that sampled and did not end."""
         self._next = None
-        if plan.layer_end < self.info.num_layers or not plan.sample.all():
-            return
-        positions = plan.starts + plan.lengths
-        positions += repeats - 1
-        steps_left = self._last[plan.slots] - positions
-        lives = steps_left > 0
-        if not lives.all():
-            positions, steps_left = positions[lives], steps_left[lives]
-        num_live = len(positions)
-        if num_live:
-            context = int(positions.sum()) + num_live
-            self._next = StepShape(num_live, context, num_sampled=num_live), int(steps_left.min())
-
-    def _sample(self, plan: StepPlan, repeats: int) -> tuple[Int32s, Int32s]:
         if plan.layer_end < self.info.num_layers:
-            return np.zeros(len(plan.slots), np.int32), np.zeros(0, np.int32)
-        counts, slots, positions = plan.sample.astype(np.int32), plan.slots, plan.starts + plan.lengths
-        if not plan.sample.all():
-            slots, positions = slots[plan.sample], positions[plan.sample]
-        tokens = np.repeat(self._filler[slots], repeats).reshape(len(slots), repeats)
-        covered = positions < self._covered[slots]
-        if covered.any():
-            for row in np.flatnonzero(covered).tolist():
-                position = int(positions[row])
-                tokens[row] = self._bound[slots[row]].stream.tokens(position, position + repeats)
-        tokens[positions + repeats > self._last[slots], -1] = END_ID
-        if repeats > 1:
-            counts *= repeats
-        return counts, tokens.reshape(-1)
+            return [0] * len(plan.slots), []
+        last, filler, covered, sample = self._last, self._filler, self._covered, plan.sample.tolist()
+        tokens: list[int] = []
+        #: Index among those that sample, slot and position of the first token of rows that end, and that blocks cover.
+        ended: list[int] = []
+        named: list[tuple[int, int, int]] = []
+        num_live = context = 0
+        steps_left = 1 << 62
+        ends = (plan.starts + plan.lengths).tolist()
+        for slot, end, samples in zip(plan.slots.tolist(), ends, sample, strict=True):
+            if not samples:
+                continue
+            if end < covered[slot]:
+                named.append((len(tokens), slot, end))
+            left = last[slot] - end - repeats + 1
+            if left > 0:
+                num_live += 1
+                context += end + repeats
+                steps_left = min(steps_left, left)
+            else:
+                ended.append(len(tokens))
+            tokens.append(filler[slot])
+        if num_live and num_live + len(ended) == len(sample):
+            self._next = StepShape(num_live, context, num_sampled=num_live), steps_left
+        return [repeats if samples else 0 for samples in sample], self._spell(tokens, ended, named, repeats)
+
+    def _spell(
+        self, fillers: list[int], ended: list[int], named: list[tuple[int, int, int]], repeats: int
+    ) -> list[int] | Int32s:
+        """What rows say, `repeats` tokens each: their filler, or what blocks say; at last END_ID of those that end."""
+        if repeats == 1 and not named:
+            for index in ended:
+                fillers[index] = END_ID
+            return fillers
+        tokens = np.repeat(np.array(fillers, np.int32), repeats).reshape(-1, repeats)
+        for index, slot, position in named:
+            tokens[index] = self._bound[slot].stream.tokens(position, position + repeats)
+        tokens[ended, -1] = END_ID
+        return tokens

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from random import Random
 from typing import cast
+
+import numpy as np
 
 from twinpath.errors import EngineError
 from twinpath.plan.arrivals import Arrival, Workload
@@ -20,6 +21,8 @@ from twinpath.types import AdmittedEvent, ErrorEvent, Event, FinishEvent, Reques
 
 #: What clients ask for: the scheduler must not learn from it how long an answer will be.
 _MAX_TOKENS = 4096
+#: Factors of noise that are drawn at once.
+_NUM_NOISES = 1024
 
 
 @dataclass(slots=True)
@@ -75,10 +78,8 @@ class Simulation:
         self.options = options or Options()
         self.clock = VirtualClock()
         self.outcomes: list[Outcome] = []
-        noise = self.options.noise
-        draw = partial(Random(self.options.seed).lognormvariate, 0.0, noise) if noise else lambda: 1.0
-        cost = CostModel(machine.cost)
-        self.engine = SimulatedEngine(machine.info, cost, self.clock, workload.arrivals, draw)
+        noises = _noises(self.options.noise, self.options.seed)
+        self.engine = SimulatedEngine(machine.info, CostModel(machine.cost), self.clock, workload.arrivals, noises)
         limits = SchedulerLimits(machine.max_num_seqs, machine.max_num_batched_tokens, lanes=self.options.lanes)
         self.scheduler = Scheduler(
             machine.info,
@@ -149,6 +150,12 @@ class Simulation:
 def simulate(workload: Workload, machine: Machine, options: Options | None = None) -> list[Outcome]:
     """Run `workload` on `machine` and return what each request got, in order of arrival."""
     return Simulation(workload, machine, options).run()
+
+
+def _noises(deviation: float, seed: int) -> Callable[[], list[float]]:
+    """Factors of the next steps, many at once; `deviation` of their logarithms."""
+    generator = np.random.default_rng(seed)
+    return lambda: generator.lognormal(0.0, deviation, _NUM_NOISES).tolist()
 
 
 def _request(arrival: Arrival, at_s: float) -> Request:

@@ -10,18 +10,26 @@ def tell(
     sequence: Sequence, new_tokens: list[int], logprobs: list[TokenLogprob] | None
 ) -> tuple[TokensEvent, FinishReason | None]:
     """Append what counts of `new_tokens`; the event, and why the request ends here if it does."""
-    new_tokens, reason = _cut(sequence, new_tokens)
+    reason = None
+    if (
+        sequence.constraint is not None
+        or sequence.num_outputs + len(new_tokens) >= sequence.max_outputs
+        or not sequence.stop_ids.isdisjoint(new_tokens)
+    ):
+        new_tokens, reason = _cut(sequence, new_tokens)
+        if logprobs is not None:
+            logprobs = logprobs[: len(new_tokens)]
     sequence.append(new_tokens)
-    if logprobs is not None:
-        logprobs = logprobs[: len(new_tokens)]
+    if sequence.started:
+        return TokensEvent(sequence.request_id, new_tokens, logprobs), reason
     event = TokensEvent(
         sequence.request_id,
         new_tokens,
         logprobs,
         sequence.prompt_logprobs,
-        0 if sequence.started else sequence.cached_tokens,
-        None if sequence.started else sequence.promise,
-        0.0 if sequence.started else max(sequence.waited_s or 0.0, 0.0) * 1e3,
+        sequence.cached_tokens,
+        sequence.promise,
+        max(sequence.waited_s or 0.0, 0.0) * 1e3,
     )
     sequence.started = True
     sequence.prompt_logprobs = None

@@ -143,11 +143,15 @@ class Memory:
 
     def extend_ahead(self, rows: list[Row], num_tokens: int) -> bool:
         """Pages for `num_tokens` more positions of every row, or nothing."""
-        missing = [self.residency.num_missing_pages(row.sequence, row.start + num_tokens) for row in rows]
-        if sum(missing) > self.pool.num_free + self.pool.num_cold:
+        missing = [
+            (row.sequence, num_pages)
+            for row in rows
+            if (num_pages := self.residency.num_missing_pages(row.sequence, row.start + num_tokens))
+        ]
+        if sum([num_pages for _, num_pages in missing]) > self.pool.num_free + self.pool.num_cold:
             return False
-        for row, num_pages in zip(rows, missing, strict=True):
-            self._append_pages(row.sequence, num_pages)
+        for sequence, num_pages in missing:
+            self._append_pages(sequence, num_pages)
         return True
 
     def offer_prefix(self, sequence: Sequence) -> None:

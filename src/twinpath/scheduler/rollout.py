@@ -166,7 +166,8 @@ class Rollout:
         alone = shape_of_rows([(ghost, ghost.num_plannable) for ghost in decode])
         # Contexts grow evenly: the step in the middle is the mean one.
         self._pass(alone)
-        self.elapsed_ms += (num_steps - 1) * (self.planner.cost.predict_later(alone, num_steps // 2) + self.gap_ms)
+        [middle_ms] = self.planner.cost.predict_run(alone, range(num_steps // 2, num_steps // 2 + 1))
+        self.elapsed_ms += (num_steps - 1) * (middle_ms + self.gap_ms)
         for ghost in decode:
             ghost.run(ghost.num_plannable)
             ghost.skip(num_steps - 1)

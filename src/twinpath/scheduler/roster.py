@@ -112,13 +112,14 @@ class Roster:
 
         1 unless all that run have told their first token, and either nobody waits or no slot is free.
         """
-        if len(rows) != len(self.running) or (self.num_waiting and len(self.running) < self.max_running):
+        if len(rows) != len(self.running) or (len(rows) < self.max_running and self.num_waiting):
             return 1
-        if not all(row.sample and row.length == 1 and row.sequence.started for row in rows):
-            return 1
-        if any(row.sequence.constraint is not None for row in rows):
-            return 1
-        repeat = min(max_repeat, *(row.sequence.max_outputs - row.sequence.num_outputs for row in rows))
+        repeat = max_repeat
+        for row in rows:
+            sequence = row.sequence
+            if row.length != 1 or not row.sample or not sequence.started or sequence.constraint is not None:
+                return 1
+            repeat = min(repeat, sequence.max_outputs - sequence.num_outputs)
         return repeat if self.memory.extend_ahead(rows, repeat) else 1
 
     def note_complete(self, request_id: str) -> None:
@@ -141,10 +142,12 @@ class Roster:
 
     def land(self, rows: list[Row]) -> None:
         """A committed plan's rows are in flight no more."""
+        page_size = self.memory.residency.page_size
         for row in rows:
             sequence = row.sequence
             sequence.in_flight -= 1
-            self.memory.offer_prefix(sequence)
+            if sequence.num_computed >= (sequence.num_inserted_pages + 1) * page_size:
+                self.memory.offer_prefix(sequence)
             if not sequence.in_flight and sequence.phase is not Phase.RUNNING:
                 self.settle(sequence)
 

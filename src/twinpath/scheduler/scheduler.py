@@ -337,6 +337,7 @@ class Scheduler:
 
     def _commit_rows(self, step: Step, result: StepResult, events: list[Event]) -> None:
         counts, tokens = result.counts.tolist(), result.tokens.tolist()
+        is_partial = step.layer_end < self.info.num_layers or result.paused_layer is not None
         begin = 0
         for index, row in enumerate(step.rows):
             end = begin + counts[index]
@@ -344,10 +345,11 @@ class Scheduler:
             if (sequence := row.sequence).phase is Phase.DONE:
                 continue  # It stopped while this row was in flight: overrun.
             failure = result.failures.get(index)
-            if failure is None and (step.layer_end < self.info.num_layers or result.paused_layer is not None):
-                continue
-            if failure is None and row.sample and not new_tokens:
-                failure = "the engine returned no token"
+            if failure is None:
+                if is_partial:
+                    continue
+                if row.sample and not new_tokens:
+                    failure = "the engine returned no token"
             if (error := refusal(sequence, failure)) is not None:
                 self._roster.end(sequence)
                 events.append(error)
@@ -363,8 +365,9 @@ class Scheduler:
                     self._emit(sequence, told, result.logprobs.get(index), events)
             elif sequence.max_outputs == 0 and sequence.num_computed == sequence.num_known:
                 self._emit(sequence, [], None, events)
-            # Repeats beyond a stop token wrote KV of tokens that do not count.
-            sequence.num_computed = min(sequence.num_computed, sequence.num_known)
+            if sequence.num_computed > sequence.num_known:
+                # Repeats beyond a stop token wrote KV of tokens that do not count.
+                sequence.num_computed = sequence.num_known
 
     def _emit(
         self, sequence: Sequence, new_tokens: list[int], logprobs: list[TokenLogprob] | None, events: list[Event]

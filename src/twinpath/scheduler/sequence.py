@@ -167,7 +167,10 @@ class Sequence:
             grown = np.empty(max(2 * len(self.tokens), end + 64), np.int32)
             grown[: self.num_known] = self.tokens[: self.num_known]
             self.tokens = grown
-        self.tokens[self.num_known : end] = new_tokens
+        if len(new_tokens) == 1:
+            self.tokens[end - 1] = new_tokens[0]
+        else:
+            self.tokens[self.num_known : end] = new_tokens
         self.num_known = end
 
     def history(self) -> Int32s:

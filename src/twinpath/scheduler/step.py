@@ -8,7 +8,6 @@ import numpy as np
 
 from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.cost import StepShape, prefill_context
-from twinpath.scheduler.sequence import Sequence
 from twinpath.types import PENDING_TOKEN, Int32s, SlotInit, StepPlan, StepResult, TokenMasks
 
 #: Prefill rows below this run in a few milliseconds on the slowest engine: not worth an interrupt.
@@ -98,7 +97,8 @@ def _gather_tokens(rows: list[Row]) -> Int32s:
     single: list[int] = []
     for row in rows:
         if row.length == 1:
-            single.append(_token(row.sequence, row.start))
+            sequence, position = row.sequence, row.start
+            single.append(sequence.tokens.item(position) if position < sequence.num_known else PENDING_TOKEN)
             continue
         if single:
             pieces.append(np.array(single, np.int32))
@@ -107,7 +107,3 @@ def _gather_tokens(rows: list[Row]) -> Int32s:
     if single:
         pieces.append(np.array(single, np.int32))
     return np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
-
-
-def _token(sequence: Sequence, position: int) -> int:
-    return int(sequence.tokens[position]) if position < sequence.num_known else PENDING_TOKEN
