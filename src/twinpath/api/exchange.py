@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from secrets import token_hex
+from os import urandom
 from time import monotonic
 from typing import cast
 
@@ -45,7 +45,7 @@ class Exchange:
     def begin(scope: Scope) -> Exchange:
         """A sane X-Request-ID is the client's to choose; anything else gets a new one. Engine ids are always ours."""
         offered = header(scope, b"x-request-id")
-        request_id = offered.decode() if _SANE_ID.fullmatch(offered) else f"req_{token_hex(16)}"
+        request_id = offered.decode() if _SANE_ID.fullmatch(offered) else f"req_{urandom(16).hex()}"
         exchange = Exchange(request_id=request_id, method=scope["method"], path=scope["path"])
         exchange.headers.append((b"x-request-id", request_id.encode()))
         scope.setdefault("state", {})["exchange"] = exchange

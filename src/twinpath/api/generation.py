@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from secrets import token_hex
+from os import urandom
 from time import monotonic
 from typing import TypeVar
 
@@ -216,7 +216,7 @@ def shutting_down() -> RequestError:
 
 def new_id(prefix: str, separator: str = "-") -> str:
     """An id of our own: what the client sends never reaches the engine as an id."""
-    return f"{prefix}{separator}{token_hex(16)}"
+    return f"{prefix}{separator}{urandom(16).hex()}"
 
 
 def _first(errors: BaseExceptionGroup[RequestError]) -> RequestError:

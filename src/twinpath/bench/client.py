@@ -190,10 +190,13 @@ class LoadClient:
         """POST `body` and read the answer to its end. `intended_s` defaults to now."""
         extra = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         head = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._fixed}{extra}Content-Length: {len(body)}\r\n\r\n"
-        record = RequestRecord(index=index, intended_s=self.clock() if intended_s is None else intended_s)
+        record = RequestRecord(index=index, intended_s=intended_s or 0.0)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._exchange(head.encode() + body, record)
+                request = head.encode() + body
+                if intended_s is None:
+                    record.intended_s = self.clock()  # What this client did until here is no server's doing.
+                await self._exchange(request, record)
         except (OSError, TimeoutError) as error:
             record.error = (
                 f"no answer within {self._timeout_s} s"

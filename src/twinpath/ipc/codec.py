@@ -48,6 +48,10 @@ class Codec(Generic[Incoming]):
         Raises: FrameError on an oversized or undecodable frame.
         """
         buffer = self._buffer
+        num_bytes = len(data) - _HEADER_BYTES
+        if not buffer and num_bytes >= 0 and int.from_bytes(data[:_HEADER_BYTES], "little") == num_bytes:
+            yield self._decode(data[_HEADER_BYTES:])  # Most reads are one frame.
+            return
         buffer += data
         begin = 0
         while len(buffer) - begin >= _HEADER_BYTES:
@@ -61,7 +65,7 @@ class Codec(Generic[Incoming]):
             yield self._decode(bytes(buffer[body:begin]))
         del buffer[:begin]
 
-    def _decode(self, body: bytes) -> Incoming:
+    def _decode(self, body: bytes | memoryview) -> Incoming:
         try:
             return self._decoder.decode(body)
         except msgspec.DecodeError as error:

@@ -18,11 +18,13 @@ from twinpath.scheduler.inbox import Inbox
 from twinpath.scheduler.scheduler import Scheduler
 from twinpath.types import ErrorEvent, Event, Request, StepResult
 
-#: Idle this long: garbage is collected now, when nobody waits for a token.
-_COLLECT_AFTER_IDLE_S = 0.05
+#: Idle this long: the engine gets ready for what is next, in short pieces. An agent's next turn may come soon.
+_PREPARE_AFTER_IDLE_S = 0.005
+#: Idle so much longer: garbage is collected now, when nobody waits for a token.
+_COLLECT_AFTER_IDLE_S = 0.045
 #: Prefill rows from which a step can be worth interrupting ...
 _LONG_STEP_TOKENS = 16
-#: ... and its predicted time from which somebody listens meanwhile: the thread costs a first token 0.07 ms.
+#: ... and what it takes when somebody listens meanwhile: the thread costs a first token 0.07 ms.
 _LONG_STEP_MS = 50.0
 _WARM_UP_TOKENS = 24
 
@@ -71,6 +73,8 @@ class EngineLoop:
         self._grammars = GrammarQueue(scheduler, constraints, channel.wake)
         self._inbox = Inbox(channel, self._interrupt_for, self._interrupt_all)
         self._interruptible: tuple[tuple[str, int], ...] = ()
+        #: Of the plan made last, and those from which a step runs so long that somebody listens meanwhile.
+        self._num_planned_tokens, self._num_watched_tokens = 0, _LONG_STEP_TOKENS
         self._num_turns = 0
         self._closing = False
         #: Told whenever the loop begins to work and to wait.
@@ -151,6 +155,7 @@ class EngineLoop:
             # A template is pinned when its request settles, and whoever waits for it is told that it is.
             self._send(self._scheduler.commit(result, settle=self._holdings.num_pending > 0))
             self._scheduler.settle()
+            self._note_pace(result)
 
     def _spin(self) -> StepResult | None:
         """The next result; None when a message came first, which may change what runs next."""
@@ -164,12 +169,18 @@ class EngineLoop:
             plan = self._scheduler.plan()
             if plan is None:
                 return
-            if len(plan.tokens) >= _LONG_STEP_TOKENS:
+            num_tokens = self._num_planned_tokens = len(plan.tokens)
+            if num_tokens >= _LONG_STEP_TOKENS:
                 self._interruptible = self._scheduler.interruptible()
-                if not self._spins and self._scheduler.predicted_ms >= _LONG_STEP_MS:
+                if not self._spins and num_tokens >= self._num_watched_tokens:
                     self._inbox.watch()
             self._engine.submit(plan)
             self._scheduler.fill_masks()
+
+    def _note_pace(self, result: StepResult) -> None:
+        if result.elapsed_ms and not result.interrupted and self._num_planned_tokens >= _LONG_STEP_TOKENS:
+            num_tokens = int(self._num_planned_tokens * _LONG_STEP_MS / result.elapsed_ms)
+            self._num_watched_tokens = max(num_tokens, _LONG_STEP_TOKENS)
 
     def _take_inbox(self) -> bool:
         """Handle what came; whether anything did."""
@@ -183,15 +194,23 @@ class EngineLoop:
         """Wait for the next message; nothing is planned or outstanding."""
         if self._closing:
             return
-        message = self._wait(_COLLECT_AFTER_IDLE_S) if self._owns_process else self._wait_for_message()
-        if message is None and self._grammars.has_ready:
-            return
-        if message is None and self._owns_process:
-            gc.collect()
-            self._grammars.warm_up()
-            message = self._prepare() or self._wait_for_message()
+        message = self._rest_usefully() if self._owns_process else self._wait_for_message()
         if message is not None:
             self._handle(message)
+
+    def _rest_usefully(self) -> ToEngine | None:
+        """The next message; None when there is something else to do."""
+        for pause_s, duty in ((_PREPARE_AFTER_IDLE_S, self._prepare), (_COLLECT_AFTER_IDLE_S, self._tidy)):
+            message = self._wait(pause_s)
+            if message is None and not self._grammars.has_ready:
+                message = duty()
+            if message is not None or self._grammars.has_ready:
+                return message
+        return self._wait_for_message()
+
+    def _tidy(self) -> None:
+        gc.collect()
+        self._grammars.warm_up()
 
     def _prepare(self) -> ToEngine | None:
         """Let the engine get ready until a message comes."""

@@ -11,7 +11,7 @@ from twinpath.scheduler.admission import Admission
 from twinpath.scheduler.answer import refuse, tell
 from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.constraint import counted, fill_masks, masks_for, refusal
-from twinpath.scheduler.cost import CostModel
+from twinpath.scheduler.cost import CostModel, StepShape
 from twinpath.scheduler.forecast import Forecast
 from twinpath.scheduler.lanes import Choice, LanePlanner, LaneSettings
 from twinpath.scheduler.memory import DEFAULT_MEMORY, Memory, MemorySettings
@@ -89,6 +89,8 @@ class Scheduler:
         self._num_replans = 0
         #: Rows committed last, until `settle`.
         self._landed: list[Row] = []
+        #: What their step took, for the cost model.
+        self._observed: tuple[StepShape, float] | None = None
         #: Plan as without lanes, to measure steps of a given shape.
         self.lanes_paused = False
         self.planner: LanePlanner | None = None
@@ -132,11 +134,6 @@ class Scheduler:
     @property
     def num_outstanding(self) -> int:
         return len(self._outstanding)
-
-    @property
-    def predicted_ms(self) -> float:
-        """Of the plan made last, by the cost model."""
-        return self.cost.predict(self._outstanding[-1].shape)
 
     def add(self, request: Request, constraint: Constraint | None = None) -> list[Event]:
         """Queue a request and what follows its grammar, if any. The events returned are its whole life when it cannot
@@ -321,7 +318,7 @@ class Scheduler:
             num_steps = max(int(result.counts[0]), 1) if step.repeat > 1 else 1
             self.num_steps += num_steps
             self._num_replans = 0
-            self.cost.observe(step.shape, step.measured_ms(result) / num_steps)
+            self._observed = (step.shape, step.measured_ms(result) / num_steps)
             if self.admission is not None:
                 self.admission.outlook.note_step(step, result.elapsed_ms)
             self._commit_rows(step, result, events)
@@ -331,9 +328,12 @@ class Scheduler:
         return events
 
     def settle(self) -> None:
-        """Make new prefixes findable, and take back what ended requests held."""
+        """Make new prefixes findable, take back what ended requests held, learn what the step took."""
         landed, self._landed = self._landed, []
         self._roster.land(landed)
+        if self._observed is not None:
+            self.cost.observe(*self._observed)
+            self._observed = None
 
     def _commit_rows(self, step: Step, result: StepResult, events: list[Event]) -> None:
         counts, tokens = result.counts.tolist(), result.tokens.tolist()
