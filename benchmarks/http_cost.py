@@ -43,7 +43,7 @@ async def _launch(settings: Settings, threads: int, ids: list[int]) -> dict[str,
     """Both sides started anew: medians in milliseconds of either, and of the differences within pairs."""
     flags = ("--threads", str(threads), "--isa", settings.isa)
     with (
-        settings.worker("twinpath", threads, "--fresh-pages") as worker,
+        settings.worker("twinpath", threads) as worker,
         twinpath_server(settings.model, settings.log_dir, *flags) as server,
     ):
         pair = Pair(worker, Streams(server), ids)

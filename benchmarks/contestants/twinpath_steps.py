@@ -19,15 +19,10 @@ from twinpath.types import Int32s, SamplingParams, SlotInit, StepPlan
 
 
 class Twinpath:
-    """Slot i owns a stretch of pages of its own; a prompt runs in as few steps as the engine allows.
+    """Slot i owns a stretch of pages of its own; a prompt runs in as few steps as the engine allows."""
 
-    With `fresh_pages` each generation takes the pages after the last one's, as a server with a prefix cache does: the
-    system maps memory at its first touch, and that belongs to the engine's time on both sides of a comparison.
-    """
-
-    def __init__(self, engine: Engine, settings: dict[str, Any], fresh_pages: bool = False) -> None:
+    def __init__(self, engine: Engine, settings: dict[str, Any]) -> None:
         self._engine, self._settings, self._step_id = engine, settings, 0
-        self._fresh_pages, self._first_page = fresh_pages, 0
 
     def describe(self) -> dict[str, Any]:
         description = self._engine.info.description
@@ -46,7 +41,7 @@ class Twinpath:
         tables = np.full((len(rows), pages_per_slot), -1, np.int32)
         for index, (slot, start, tokens) in enumerate(rows):
             used = -(-(start + len(tokens)) // info.page_size)
-            tables[index, :used] = self._first_page + slot * pages_per_slot + np.arange(used)
+            tables[index, :used] = slot * pages_per_slot + np.arange(used)
         self._step_id += 1
         plan = StepPlan(
             step_id=self._step_id,
@@ -89,10 +84,6 @@ class Twinpath:
             token_ms.append((now - before) * 1e3)
             before = now
             tokens.append(token)
-        if self._fresh_pages:
-            num_pages = -(-num_context // self._engine.info.page_size)
-            room = self._first_page + 2 * num_pages <= self._engine.info.num_pages
-            self._first_page = self._first_page + num_pages if room else 0
         return Generation(ttft_ms, token_ms, tokens)
 
     def decode_batch(self, prompts: list[list[int]], num_tokens: int) -> BatchDecode:
@@ -119,7 +110,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--activation-bits", type=int, choices=(8, 16), default=16)
-    parser.add_argument("--fresh-pages", action="store_true")
     args = parser.parse_args()
     settings = {"threads": args.threads, "isa": args.isa, "activation_bits": args.activation_bits}
     options = CpuOptions(
@@ -133,7 +123,7 @@ def main() -> None:
     files = files_at(args.model)
     spec = read_spec(files)
     engine = CpuEngine(spec, load_weights(files, spec), options)
-    serve(Twinpath(engine, settings, args.fresh_pages), time.perf_counter() - begin)
+    serve(Twinpath(engine, settings), time.perf_counter() - begin)
     engine.close()
 
 
