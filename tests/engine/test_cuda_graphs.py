@@ -72,7 +72,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> CudaEngine:
         max_slots=6, max_step_tokens=128, depth=2,
     )  # fmt: skip
     engine = CudaEngine(packed, options)
-    launcher = engine._launcher
+    launcher = engine.launcher
     step = PlainStep(launcher._forward, spec.num_layers, launcher._tables.tables.shape[1])
     launcher.capture(step)  # type: ignore[arg-type]
     step.batches.clear()

@@ -10,11 +10,13 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from twinpath.engine.cuda_forward import Forward
 from twinpath.engine.cuda_graphs import PREFILL_TIERS
+from twinpath.engine.cuda_leader import Launcher, LeadingLauncher
 from twinpath.engine.cuda_library import make_library
 from twinpath.engine.cuda_memory import CudaOptions, describe_memory, fitting_pages, reserve_bytes
 from twinpath.engine.cuda_ops import plain_operations, triton_operations
@@ -26,6 +28,9 @@ from twinpath.engine.step_output import interrupted_result
 from twinpath.errors import EngineError
 from twinpath.kernels.prefill_attention.spec import AttentionTiling
 from twinpath.types import EngineInfo, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from twinpath.engine.cuda_ranks import Followers, RankGroup
 
 #: Pieces with layers on the card beyond which the host waits before it launches more.
 _RUN_AHEAD = 2
@@ -41,43 +46,39 @@ class CudaEngine:
     or its token. An interrupted plan is planned again with its inits; its releases have not happened.
     """
 
-    def __init__(self, weights: PackedWeights, options: CudaOptions, tiling: AttentionTiling | None = None) -> None:
+    def __init__(
+        self,
+        weights: PackedWeights,
+        options: CudaOptions,
+        tiling: AttentionTiling | None = None,
+        ranks: RankGroup | None = None,
+    ) -> None:
+        """ranks: who shares the model; all build their engines at the same time, with the same options."""
         spec, device, dtype = weights.spec, weights.embed.device, weights.embed.dtype
         tiling = tiling or (AttentionTiling.fixed() if options.batch_invariant else AttentionTiling())
         self.weights = weights
         max_model_len = options.max_model_len or spec.max_position
         num_pages = options.num_pages or fitting_pages(weights, options, max_model_len)
+        if ranks is not None:
+            num_pages = ranks.least("pages", num_pages)
         max_pages = aligned(-(-max_model_len // options.page_size))
         kv = allocate_kv(spec, num_pages, options.page_size, device, dtype)
         operations = plain_operations()
         if options.kernels == "triton":
             operations = triton_operations(spec.vocab_size, device, batch_invariant=options.batch_invariant)
-        self._info = EngineInfo(
-            num_layers=spec.num_layers,
-            hidden_size=spec.hidden_size,
-            vocab_size=spec.vocab_size,
-            max_model_len=max_model_len,
-            page_size=options.page_size,
-            num_pages=num_pages,
-            max_slots=options.max_slots,
-            max_step_tokens=options.max_step_tokens,
-            depth=options.depth,
-            device=options.device,
-            description=f"cuda: {spec.family}, {str(dtype).removeprefix('torch.')}, torch {torch.__version__}",
-            keeps_residual=True,
-            step_sizes=tuple(t for t in PREFILL_TIERS if t <= options.max_step_tokens) if options.graphs else (),
-        )
+        operations = replace(operations, ranks=None if ranks is None else ranks.collective)
         tables = SlotTables(options.max_slots, spec.vocab_size, max_model_len, max_pages, device)
         library = make_library(weights, options, max_model_len)
-        if library is not None:
-            self._info = replace(self._info, chunk_grain=library.grain)
+        self._info = _describe(weights, options, max_model_len, num_pages, 1 if library is None else library.grain)
         max_rows, max_picks = aligned(options.max_step_tokens), aligned(options.max_slots)
         forward = Forward(weights, kv, operations, max_rows, max_picks, tiling, library)
-        self._launcher = StepLauncher(forward, operations, tables, self._info, tiling)
+        launcher = StepLauncher(forward, operations, tables, self._info, tiling)
         if options.graphs:
             from twinpath.engine.cuda_decode import DecodeStep  # needs Triton, which a CPU may lack
 
-            self._launcher.capture(None if options.batch_invariant else DecodeStep(weights, kv, max_pages))
+            step = None if options.batch_invariant else DecodeStep(weights, kv, max_pages, ranks=operations.ranks)
+            launcher.capture(step)
+        self.launcher: Launcher = launcher
         #: Lines for the start-up table.
         self.facts = describe_memory(weights, options, num_pages, reserve_bytes(weights, options, max_model_len))
         self._lock = threading.Lock()
@@ -86,10 +87,15 @@ class CudaEngine:
         self._last_end_s = 0.0
         self._failure: EngineError | None = None
         self._closed = False
+        self._followers: Followers | None = None
 
     @property
     def info(self) -> EngineInfo:
         return self._info
+
+    def lead(self, followers: Followers) -> None:
+        """From here on the other ranks do what this engine does; they end with it."""
+        self.launcher, self._followers = LeadingLauncher(self.launcher, followers.channels), followers
 
     def submit(self, plan: StepPlan) -> int:
         check_plan(plan, self._info)
@@ -149,6 +155,8 @@ class CudaEngine:
             self._jobs.clear()
         if self._info.device == "cuda" and self._failure is None:
             torch.cuda.synchronize()
+        if self._followers is not None:
+            self._followers.close()
 
     def _take(self, job: Job) -> StepResult:
         """The oldest job's result; the others are void when it was interrupted."""
@@ -162,9 +170,10 @@ class CudaEngine:
         self._last_end_s = now_s
         elapsed_ms = (now_s - started_s) * 1000.0
         if job.interrupted:
+            self.launcher.drop(job)
             return interrupted_result(job.plan, elapsed_ms)
         try:
-            return replace(self._launcher.finish(job).result(job.plan), elapsed_ms=elapsed_ms)
+            return replace(self.launcher.finish(job).result(job.plan), elapsed_ms=elapsed_ms)
         except Exception as error:
             raise self._fail(job, error) from error
 
@@ -185,8 +194,8 @@ class CudaEngine:
     def _advance_job(self, job: Job, num_ahead: int, *, is_polled: bool) -> int:
         """Launch pieces of one job while fewer than `_RUN_AHEAD` are ahead; returns how many of its own are."""
         if job.pieces is None and not job.interrupted and not job.stop:
-            self._launcher.start(job)
-        self._progress += self._launcher.collect(job)
+            self.launcher.start(job)
+        self._progress += self.launcher.collect(job)
         num_launched = 0
         while not job.is_launched:
             if job.stop or job.interrupted:
@@ -198,9 +207,9 @@ class CudaEngine:
             is_enough = num_launched == _RUN_AHEAD and not is_polled
             if is_blocked or is_enough or num_ahead + job.num_ahead >= _RUN_AHEAD:
                 break
-            self._launcher.launch(job)
+            self.launcher.launch(job)
             num_launched += 1
-            self._progress += self._launcher.collect(job)
+            self._progress += self.launcher.collect(job)
         return job.num_ahead
 
     def _fail(self, job: Job, error: Exception) -> EngineError:
@@ -208,3 +217,25 @@ class CudaEngine:
         failure.__cause__ = error
         self._failure, self._closed = failure, True
         return failure
+
+
+def _describe(
+    weights: PackedWeights, options: CudaOptions, max_model_len: int, num_pages: int, chunk_grain: int
+) -> EngineInfo:
+    spec, dtype = weights.spec, weights.embed.dtype
+    return EngineInfo(
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+        max_model_len=max_model_len,
+        page_size=options.page_size,
+        num_pages=num_pages,
+        max_slots=options.max_slots,
+        max_step_tokens=options.max_step_tokens,
+        depth=options.depth,
+        device=options.device,
+        description=f"cuda: {spec.family}, {str(dtype).removeprefix('torch.')}, torch {torch.__version__}",
+        keeps_residual=True,
+        step_sizes=tuple(t for t in PREFILL_TIERS if t <= options.max_step_tokens) if options.graphs else (),
+        chunk_grain=chunk_grain,
+    )

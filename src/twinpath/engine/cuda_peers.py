@@ -1,0 +1,59 @@
+"""Memory that other processes' kernels write into: CUDA's interprocess handles, also between ranks on one card."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from twinpath.engine.cuda_shards import Shard
+from twinpath.kernels.all_reduce.spec import REGION, Exchange, inbox_bytes
+from twinpath.kernels.nvrtc import checked
+
+#: Packets of one message: eight rows of half a vocabulary of 128K.
+_CAPACITY = 1 << 19
+
+
+class Store(Protocol):
+    """What ranks tell each other at start; `get` waits for it."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+
+def open_exchange(store: Store, shard: Shard, device: torch.device, capacity: int = _CAPACITY) -> Exchange:
+    """Allocate this rank's inbox and open everybody's. They live as long as the process.
+
+    Raises: CudaError when a card cannot reach another's memory.
+    """
+    from cuda.bindings import driver  # Comes with torch's CUDA build only.
+
+    torch.cuda.current_stream(device).synchronize()  # Makes the device's context current in this thread.
+    num_bytes = inbox_bytes(shard.world, capacity)
+    own = checked("cuMemAlloc", driver.cuMemAlloc(num_bytes))
+    checked("cuMemsetD8", driver.cuMemsetD8(own, 0, num_bytes))
+    checked("cuCtxSynchronize", driver.cuCtxSynchronize())
+    handle = checked("cuIpcGetMemHandle", driver.cuIpcGetMemHandle(own))
+    store.set(f"inbox/{shard.rank}", bytes(handle.reserved).hex())
+    addresses = [int(own) if rank == shard.rank else _open(driver, store, rank) for rank in range(shard.world)]
+    return Exchange(
+        inboxes=torch.tensor(addresses, dtype=torch.int64, device=device),
+        epochs=torch.zeros(capacity // REGION, dtype=torch.int32, device=device),
+        rank=shard.rank,
+        world=shard.world,
+        capacity=capacity,
+    )
+
+
+def _open(driver: Any, store: Store, rank: int) -> int:
+    handle = driver.CUipcMemHandle()
+    handle.reserved = bytes.fromhex(store.get(f"inbox/{rank}").decode())
+    flags = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+    return int(checked("cuIpcOpenMemHandle", driver.cuIpcOpenMemHandle(handle, flags)))
+
+
+def reaches_all(shard: Shard) -> bool:
+    """Whether this rank's card can write into every other rank's memory; rank n is on card n."""
+    others = [rank for rank in range(shard.world) if rank != shard.rank]
+    return all(torch.cuda.can_device_access_peer(shard.rank, rank) for rank in others)
