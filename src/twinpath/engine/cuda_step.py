@@ -158,6 +158,9 @@ class StepLauncher:
             num_layers += layers
         return num_layers
 
+    def drop(self, job: Job) -> None:
+        """The job was left; nothing of it counts."""
+
     def finish(self, job: Job) -> StepOutput:
         """What the job produced, once its last mark was reached."""
         output, results = job.output, self._results[job.ring]
