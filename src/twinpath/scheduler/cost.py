@@ -133,6 +133,13 @@ class CostModel:
             for step in steps
         ]
 
+    def predict_slices(self, shape: StepShape, num_layers: int) -> tuple[float, float]:
+        """Of prefill rows that run through one of `num_layers` layers, and what each further layer adds."""
+        layer_ms = self._layers_ms(shape) / num_layers
+        first_ms = max(self.coefficients.plan + layer_ms, 1e-6)
+        correction = self._corrections.get(_bucket(shape, is_sliced=True), 1.0)
+        return first_ms * correction, layer_ms * correction
+
     def observe(self, shape: StepShape, elapsed_ms: float) -> None:
         """One measured step."""
         if elapsed_ms <= 0.0:
@@ -208,17 +215,22 @@ class CostModel:
 
     def _base(self, shape: StepShape) -> float:
         c = self.coefficients
+        base_ms = c.plan + shape.layer_share * self._layers_ms(shape) + c.sampled_row * shape.num_sampled
+        return base_ms if base_ms > 1e-6 else 1e-6
+
+    def _layers_ms(self, shape: StepShape) -> float:
+        """Of all layers."""
+        c = self.coefficients
         num_prefill, knee_rows = shape.num_prefill, c.knee_rows
-        layers = c.forward + c.decode_row * shape.num_decode + c.decode_token * shape.decode_context
+        layers_ms = c.forward + c.decode_row * shape.num_decode + c.decode_token * shape.decode_context
         if num_prefill:
             num_early = num_prefill if num_prefill < knee_rows else knee_rows
-            layers += (
+            layers_ms += (
                 c.prefill_row * num_prefill
                 + (c.early_row - c.prefill_row) * num_early
                 + c.prefill_token * shape.prefill_context
             )
-        base_ms = c.plan + shape.layer_share * layers + c.sampled_row * shape.num_sampled
-        return base_ms if base_ms > 1e-6 else 1e-6
+        return layers_ms
 
 
 def _features(shape: StepShape, knee_rows: int) -> tuple[float, ...]:
@@ -237,11 +249,11 @@ def _features(shape: StepShape, knee_rows: int) -> tuple[float, ...]:
     )
 
 
-def _bucket(shape: StepShape) -> int:
+def _bucket(shape: StepShape, *, is_sliced: bool = False) -> int:
     """Steps whose errors go together: by powers of four of prefill rows and of two of decode rows (what prefill between
     them does to their caches differs with their number), whole or sliced."""
-    prefill, decode = (shape.num_prefill.bit_length() + 1) // 2, shape.num_decode.bit_length()
-    return (prefill << 8) | (decode << 1) | (shape.layer_share < 1.0)
+    prefill, decode = (shape.num_prefill.bit_length() + 1) >> 1, shape.num_decode.bit_length()
+    return (prefill << 8) | (decode << 1) | (is_sliced or shape.layer_share < 1.0)
 
 
 def _solve_non_negative(matrix: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:

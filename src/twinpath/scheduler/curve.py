@@ -81,10 +81,14 @@ class CurvedCost(CostModel):
     def _base(self, shape: StepShape) -> float:
         if not shape.num_prefill:
             return super()._base(shape)
+        return max(self.coefficients.plan + shape.layer_share * self._layers_ms(shape), 1e-6)
+
+    def _layers_ms(self, shape: StepShape) -> float:
+        if not shape.num_prefill:
+            return super()._layers_ms(shape)
         num_rows = _num_rows(shape)
         rate = self._few_rate if num_rows < self._chunk_grain else self._many_rate
-        layers = self._rows_ms(num_rows) + rate * shape.prefill_context
-        return max(self.coefficients.plan + shape.layer_share * layers, 1e-6)
+        return self._rows_ms(num_rows) + rate * shape.prefill_context
 
     def _rows_ms(self, num_rows: int) -> float:
         """Padded to the next point; beyond the last along the last two."""

@@ -7,7 +7,9 @@ the budget bounds it, so that every stream gets its token in time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from twinpath.scheduler.chunk import Chunk
 from twinpath.scheduler.cost import CostModel, StepShape, prefill_context
@@ -43,12 +45,11 @@ class LaneSettings:
     fast_step_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One step. `chunk`: run its next layers up to `layer_end`. Else a new chunk of `rows` up to `layer_end`, or, with
     `layer_end` None, a whole forward of the decode rows and `rows`."""
 
-    rows: list[tuple[Sequence, int]] = field(default_factory=list)
+    rows: list[tuple[Sequence, int]] = []
     chunk: Chunk | None = None
     layer_end: int | None = None
     #: Of an engine that pauses: how long it may go on; `layer_end` is then only a guess.
@@ -58,8 +59,7 @@ class Choice:
 _NO_ROWS = StepShape()
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
+class Alone(msgspec.Struct, frozen=True):
     """The decode rows of a step, and what they take by themselves."""
 
     shape: StepShape = _NO_ROWS
@@ -181,7 +181,7 @@ class LanePlanner:
     def _go_on(self, chunk: Chunk, slack_ms: float, has_decode: bool) -> Choice:
         left = self._num_layers - chunk.next_layer
         shape = rows_shape((row.start, row.length) for row in chunk.rows)
-        num_layers = min(self._layers_within(shape, slack_ms), left)
+        num_layers = min(self._layers_within(shape, slack_ms)[0], left)
         if num_layers == 0:
             if has_decode and self._spent_ms > 0.0 and self.pacing is None:
                 return Choice()
@@ -203,16 +203,15 @@ class LanePlanner:
             return mixed
         if self.pacing is not None:
             shape = rows_shape((sequence.num_planned, length) for sequence, length in batch)
-            num_layers = max(self._layers_within(shape, slack_ms), 1)
+            num_layers = max(self._layers_within(shape, slack_ms)[0], 1)
             return Choice(batch, layer_end=num_layers, budget_ms=max(slack_ms, _MIN_SLICE_MS))
         best = mixed
         for rows in _chunk_sizes(batch, self._chunk_grain):
             num_rows = sum(length for _, length in rows)
             shape = rows_shape((sequence.num_planned, length) for sequence, length in rows)
-            num_layers = self._layers_within(shape, slack_ms)
+            num_layers, slice_ms = self._layers_within(shape, slack_ms)
             if not num_layers:
                 continue
-            slice_ms = self.cost.predict(_sliced(shape, num_layers / self._num_layers))
             rate = num_rows * num_layers / self._num_layers / (alone.ms + slice_ms)
             if rate > best_rate or (best is mixed and not fits):
                 best, best_rate = Choice(rows, layer_end=num_layers), rate
@@ -226,22 +225,30 @@ class LanePlanner:
         num_plannable = sum(sequence.num_plannable for sequence in prefill)
         most = min(num_plannable, self._max_tokens - alone.shape.num_sampled)
         low, high = min(_MIN_ROWS, most), most
-        if high > low and self.cost.predict(_mixed_shape(alone.shape, prefill, high)) <= limit_ms:
+        if high <= low or (high_ms := self.cost.predict(_mixed_shape(alone.shape, prefill, high))) <= limit_ms:
             return high
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.cost.predict(_mixed_shape(alone.shape, prefill, middle)) <= limit_ms:
-                low = middle
+        low_ms = self.cost.predict(_mixed_shape(alone.shape, prefill, low))
+        halves = False
+        while low_ms <= limit_ms and high - low > 1:
+            # Where a line meets the limit; half way when that took less than half of the rest.
+            width = high - low
+            share = 0.5 if halves else (limit_ms - low_ms) / (high_ms - low_ms)
+            middle = low + min(max(int(share * width), 1), width - 1)
+            middle_ms = self.cost.predict(_mixed_shape(alone.shape, prefill, middle))
+            if middle_ms <= limit_ms:
+                low, low_ms = middle, middle_ms
             else:
-                high = middle - 1
+                high, high_ms = middle, middle_ms
+            halves = 2 * (high - low) > width
         return low
 
-    def _layers_within(self, shape: StepShape, slack_ms: float) -> int:
-        one_ms = self.cost.predict(_sliced(shape, 1 / self._num_layers))
-        if one_ms > slack_ms:
-            return 0
-        per_layer_ms = self.cost.predict(_sliced(shape, 2 / self._num_layers)) - one_ms
-        return min(self._num_layers, 1 + int((slack_ms - one_ms) / max(per_layer_ms, 1e-9)))
+    def _layers_within(self, shape: StepShape, slack_ms: float) -> tuple[int, float]:
+        """How many layers of these rows fit, and what they take."""
+        first_ms, more_ms = self.cost.predict_slices(shape, self._num_layers)
+        if first_ms > slack_ms:
+            return 0, 0.0
+        num_layers = min(self._num_layers, 1 + int((slack_ms - first_ms) / max(more_ms, 1e-9)))
+        return num_layers, first_ms + (num_layers - 1) * more_ms
 
     def _batch(self, prefill: list[Sequence]) -> list[tuple[Sequence, int]]:
         """The first sequence, and those behind it in its lane that make the mean of their first tokens earlier."""
@@ -295,10 +302,6 @@ def _mixed_shape(alone: StepShape, prefill: list[Sequence], num_rows: int) -> St
         context += prefill_context(sequence.num_planned, length)
         left -= length
     return StepShape(alone.num_decode, alone.decode_context, num_rows, context, alone.num_sampled)
-
-
-def _sliced(shape: StepShape, layer_share: float) -> StepShape:
-    return StepShape(num_prefill=shape.num_prefill, prefill_context=shape.prefill_context, layer_share=layer_share)
 
 
 def _grant(prefill: list[Sequence], num_rows: int) -> list[tuple[Sequence, int]]:

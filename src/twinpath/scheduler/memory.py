@@ -143,10 +143,11 @@ class Memory:
 
     def extend_ahead(self, rows: list[Row], num_tokens: int) -> bool:
         """Pages for `num_tokens` more positions of every row, or nothing."""
+        size = self._page_size
         missing = [
             (row.sequence, num_pages)
             for row in rows
-            if (num_pages := self.residency.num_missing_pages(row.sequence, row.start + num_tokens))
+            if (num_pages := (row.start + num_tokens - 1) // size + 1 - len(row.sequence.pages)) > 0
         ]
         if sum([num_pages for _, num_pages in missing]) > self.pool.num_free + self.pool.num_cold:
             return False

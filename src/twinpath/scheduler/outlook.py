@@ -13,7 +13,7 @@ from twinpath.scheduler.step import Step
 _MOST_AHEAD = 32
 _MOST_BEHIND = 4
 _ENDLESS = 1 << 30
-
+_NO_RANK = (False, 0.0, 0)
 
 #: Time between two steps is followed so slowly; a longer one was a rest.
 _GAIN = 0.02
@@ -65,9 +65,12 @@ class Outlook:
         ghosts: list[Ghost] = []
         chunks: dict[int, GhostChunk] = {}
         for sequence in self.roster.running:
-            ghost = Ghost(sequence, self.roster.rank(sequence, now_s))
+            chunk = sequence.chunk
+            has_prefill = chunk is not None or sequence.num_remaining > 0
+            # Streams go along with every step: their order matters to nobody.
+            ghost = Ghost(sequence, self.roster.rank(sequence, now_s) if has_prefill else _NO_RANK)
             ghosts.append(ghost)
-            if (chunk := sequence.chunk) is None:
+            if chunk is None:
                 continue
             found = chunks.setdefault(id(chunk), GhostChunk([], chunk.lane, chunk.next_layer))
             for row in chunk.rows:

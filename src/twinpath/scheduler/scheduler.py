@@ -215,12 +215,15 @@ class Scheduler:
         now_s = self._clock()
         self._roster.admit_lanes(now_s)
         budget, page_size = self.limits.max_num_batched_tokens, self.info.page_size
-        ready = []
+        ready: list[Sequence] = []
+        long: list[Sequence] = []
         for sequence in list(self._roster.running):
             length = sequence.num_plannable
             if sequence.phase is not Phase.RUNNING or not length:
                 continue
-            if length <= min(_SHORT_ROWS, budget) and (
+            if length > _SHORT_ROWS:
+                long.append(sequence)
+            elif length <= budget and (
                 len(sequence.pages) * page_size >= sequence.num_planned + length
                 or self._roster.extend_pages(sequence, sequence.num_planned + length)
             ):
@@ -228,10 +231,14 @@ class Scheduler:
                 budget -= length
         # Only now: whoever was preempted for their pages has no rows.
         decode = [sequence for sequence in ready if sequence.phase is Phase.RUNNING]
-        chunks = [chunk for chunk in self._chunks if chunk.ready()]
-        self._chunks = [chunk for chunk in self._chunks if chunk.rows]
-        prefill = [s for s in self._roster.running if s.phase is Phase.RUNNING and s.num_plannable > _SHORT_ROWS]
-        prefill.sort(key=lambda sequence: self._roster.rank(sequence, now_s))
+        chunks: list[Chunk] = []
+        if self._chunks:
+            chunks = [chunk for chunk in self._chunks if chunk.ready()]
+            self._chunks = [chunk for chunk in self._chunks if chunk.rows]
+            long = self._roster.running  # What a chunk that is over leaves is planned again.
+        prefill = [s for s in long if s.phase is Phase.RUNNING and s.num_plannable > _SHORT_ROWS]
+        if len(prefill) > 1:
+            prefill.sort(key=lambda sequence: self._roster.rank(sequence, now_s))
         if not decode and not prefill and not chunks:
             return None
         choice = planner.choose(decode, prefill, chunks)
