@@ -63,6 +63,8 @@ class EngineConfig:
     max_model_len: int | None = None
     #: Logits do not depend, bit for bit, on batch, chunking, cached prefixes or preemption (cuda only): slower.
     batch_invariant: bool = False
+    #: GPUs that share the model, each with its part of every layer (cuda only).
+    tensor_parallel_size: int = 1
     #: Seconds after the last work in which gateway and engine look for more without sleeping, a core each: who sleeps
     #: is woken late and runs cold. None: 1 with a GPU and cores to spare, else 0.
     spin_s: float | None = None

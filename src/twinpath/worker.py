@@ -1,6 +1,7 @@
 """Composition root of the engine process: `python -m twinpath.worker --fd N --settings JSON`.
 
-Builds engine, scheduler and loop, says Ready after one real forward, and leaves when the gateway goes.
+Builds engine, scheduler and loop, says Ready after one real forward, and leaves when the gateway goes. With `--follow`
+it is another rank of a model that several GPUs share, and leaves when the engine process does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from twinpath.contracts import Engine
 from twinpath.errors import TwinpathError, UserError
 from twinpath.ipc import ChannelClosed, SocketChannel
 from twinpath.ipc.messages import Fatal, Heartbeat, LoadProgress, Ready, StallGauges
-from twinpath.ipc.settings import WorkerSettings, decode_settings
+from twinpath.ipc.settings import WorkerSettings, decode_settings, encode_settings
 from twinpath.scheduler import (
     EngineLoop,
     HeartbeatThread,
@@ -44,6 +45,7 @@ _PR_SET_PDEATHSIG = 1
 _SWITCH_INTERVAL_S = 0.0005
 
 Report = Callable[[int, int, str], None]
+OnLoss = Callable[[str, bool], None]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,9 +53,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="twinpath.worker")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--settings", required=True)
+    parser.add_argument("--follow", action="store_true")
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
+    if arguments.follow:
+        _follow(arguments.fd, decode_settings(arguments.settings))
+        return 0
     channel = SocketChannel(socket.socket(fileno=arguments.fd))
     heartbeat = HeartbeatThread(channel)
     heartbeat.start()
@@ -76,7 +82,11 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     def report(done: int, total: int, what: str) -> None:
         channel.send(LoadProgress(done, total, what))
 
-    engine, facts = build_engine(settings, report)
+    def on_loss(reason: str, is_user_error: bool) -> None:
+        """The main thread may be waiting for a card that waits for the rank that is lost."""
+        os._exit(_fatal(channel, reason, user_error=is_user_error))
+
+    engine, facts = build_engine(settings, report, on_loss)
     constraints = LateConstraints(lambda: build_constraints(settings, engine.info, report))
     scheduler = make_scheduler(settings.scheduler, engine.info, monotonic)
     limits = scheduler.limits
@@ -152,8 +162,13 @@ def watch_stalls(loop: EngineLoop, threshold_ms: float) -> Callable[[], Heartbea
     return heartbeat
 
 
-def build_engine(settings: WorkerSettings, report: Report) -> tuple[Engine, dict[str, str]]:
-    """The engine the settings name, loaded, and its lines for the start table. Imports only what that kind needs."""
+def build_engine(
+    settings: WorkerSettings, report: Report, on_loss: OnLoss | None = None
+) -> tuple[Engine, dict[str, str]]:
+    """The engine the settings name, loaded, and its lines for the start table. Imports only what that kind needs.
+
+    on_loss: told when a GPU that shares the model is lost; the engine cannot be used any more.
+    """
     config = settings.engine
     if config.kind == "scripted":
         from twinpath.engine.scripted import ScriptedEngine, load_script
@@ -169,19 +184,38 @@ def build_engine(settings: WorkerSettings, report: Report) -> tuple[Engine, dict
             raise UserError("the reference engine needs torch: pip install 'torch>=2.11,<2.14'") from None
         reference = open_reference(config, settings.scheduler, report)
         return reference, reference.facts
-    return _build_cuda(settings, report) if config.device == "cuda" else _build_native(settings, report)
+    return _build_cuda(settings, report, on_loss) if config.device == "cuda" else _build_native(settings, report)
 
 
-def _build_cuda(settings: WorkerSettings, report: Report) -> tuple[Engine, dict[str, str]]:
-    from twinpath.engine.cuda_load import open_cuda
+def _build_cuda(settings: WorkerSettings, report: Report, on_loss: OnLoss | None) -> tuple[Engine, dict[str, str]]:
+    size = settings.scheduler.max_num_seqs, _step_tokens(settings)
+    if settings.engine.tensor_parallel_size == 1:
+        from twinpath.engine.cuda_load import open_cuda
 
-    engine = open_cuda(
-        settings.engine,
-        settings.scheduler.max_num_seqs,
-        lambda window_tokens: resolve_step_tokens(settings.scheduler, "cuda", window_tokens),
-        report,
-    )
+        engine = open_cuda(settings.engine, *size, report)
+        return engine, engine.facts
+    from twinpath.engine.cuda_rank_load import open_ranks
+
+    text = encode_settings(settings.engine, settings.scheduler)
+
+    def command(fd: int) -> list[str]:
+        return [sys.executable, "-m", "twinpath.worker", "--follow", "--fd", str(fd), "--settings", text]
+
+    engine = open_ranks(settings.engine, *size, report, command, on_loss or (lambda *_: None))
     return engine, engine.facts
+
+
+def _follow(fd: int, settings: WorkerSettings) -> None:
+    from twinpath.engine.cuda_rank_load import run_rank
+    from twinpath.engine.cuda_rank_messages import RankChannel
+
+    channel = RankChannel(socket.socket(fileno=fd))
+    run_rank(channel, settings.engine, settings.scheduler.max_num_seqs, _step_tokens(settings))
+
+
+def _step_tokens(settings: WorkerSettings) -> Callable[[int], int]:
+    """Most tokens of a CUDA step, from the window in tokens."""
+    return lambda window_tokens: resolve_step_tokens(settings.scheduler, "cuda", window_tokens)
 
 
 def _build_native(settings: WorkerSettings, report: Report) -> tuple[Engine, dict[str, str]]:

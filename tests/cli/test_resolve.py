@@ -28,7 +28,8 @@ def test_defaults_are_those_of_the_config() -> None:
 
 
 def test_settings_without_effect_depend_on_the_engine() -> None:
-    assert unread_settings(resolve("m", values()).engine) == {"dtype", "gpu_memory_utilization", "batch_invariant"}
+    cuda_only = {"gpu_memory_utilization", "batch_invariant", "tensor_parallel_size"}
+    assert unread_settings(resolve("m", values()).engine) == {"dtype"} | cuda_only
     assert unread_settings(resolve("m", values(device="cuda")).engine) == {"threads", "isa", "activation_bits"}
 
 
@@ -105,3 +106,10 @@ def test_served_name(tmp_path: Path) -> None:
     assert served_name("hf://org/name@main") == "org/name"
     assert served_name(str(gguf)) == "Tiny-Q4"
     assert served_name(str(tmp_path)) == tmp_path.name
+
+
+def test_only_the_cuda_engine_shares_a_model() -> None:
+    assert resolve("m", values(device="cuda", tensor_parallel_size=2)).engine.tensor_parallel_size == 2
+    for other in ({}, {"device": "cuda", "engine": "reference"}):
+        with pytest.raises(UserError, match="--tensor-parallel-size: only --device cuda shares a model"):
+            resolve("m", values(tensor_parallel_size=2, **other))

@@ -11,7 +11,6 @@ import typer
 
 from twinpath import __version__
 from twinpath.cli.settings import SETTINGS, load_file
-from twinpath.errors import UserError
 
 app = typer.Typer(
     name="twinpath",
@@ -54,12 +53,6 @@ Model = Annotated[str | None, typer.Argument(help=f"{MODEL_HELP} [default: {DEFA
 ModelFlag = Annotated[
     str | None, typer.Option("--model", envvar="TWINPATH_MODEL", help="The same as MODEL.", show_default=False)
 ]
-TensorParallel = Annotated[
-    int,
-    typer.Option(
-        "--tensor-parallel-size", envvar="TWINPATH_TENSOR_PARALLEL_SIZE", help="GPUs per model; 1 in this version."
-    ),
-]
 
 
 #: For `twinpath chat`, whose server must not outlive it.
@@ -83,7 +76,6 @@ def serve(
     *,
     model_flag: ModelFlag = None,
     config: ConfigFile = None,
-    tensor_parallel_size: TensorParallel = 1,
     until_eof: UntilEof = False,
     **values: Any,
 ) -> None:
@@ -95,8 +87,6 @@ def serve(
         stop_at_eof()
     origins = {name: ORIGINS.get(source.name, "") for name in values if (source := context.get_parameter_source(name))}
     chosen = choose_model(model, model_flag, DEFAULT_MODEL)
-    if tensor_parallel_size != 1:
-        raise UserError("--tensor-parallel-size: only 1 is supported in this version")
     raise typer.Exit(run_server(resolve(chosen, values), origins))
 
 

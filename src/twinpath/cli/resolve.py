@@ -37,6 +37,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "kv_cache_mb": (1, 1 << 24),
     "gpu_memory_utilization": (0.05, 1.0),
     "max_model_len": (2, 1 << 30),
+    "tensor_parallel_size": (1, 64),
     "spin": (0, 3600),
     "max_num_seqs": (1, 65_536),
     "max_num_batched_tokens": (1, 1 << 24),
@@ -48,19 +49,22 @@ RANGES: Mapping[str, tuple[float, float]] = {
 #: Kind of engine -> settings that it does not read.
 UNREAD: Mapping[str, frozenset[str]] = {
     "native": frozenset({"dtype"}),
-    "reference": frozenset({"threads", "isa", "activation_bits", "batch_invariant"}),
+    "reference": frozenset({"threads", "isa", "activation_bits", "batch_invariant", "tensor_parallel_size"}),
     "scripted": frozenset(
         {"device", "dtype", "threads", "isa", "activation_bits", "page_size", "kv_cache_mb", "gpu_memory_utilization"}
-        | {"batch_invariant"}
+        | {"batch_invariant", "tensor_parallel_size"}
     ),
 }
+
+#: What only the CUDA engine reads.
+_CUDA_ONLY = frozenset({"batch_invariant", "tensor_parallel_size"})
 
 
 def unread_settings(engine: EngineConfig) -> frozenset[str]:
     """Settings that have no effect with this engine: not shown, and worth a line when somebody set one."""
     if engine.kind != "scripted" and engine.device == "cuda":
-        return UNREAD["reference"] - ({"batch_invariant"} if engine.kind == "native" else set())
-    return UNREAD[engine.kind] | {"gpu_memory_utilization", "batch_invariant"}
+        return UNREAD["reference"] - (_CUDA_ONLY if engine.kind == "native" else set())
+    return UNREAD[engine.kind] | {"gpu_memory_utilization"} | _CUDA_ONLY
 
 
 def choose_model(argument: str | None, flag: str | None, default: str) -> str:
@@ -120,6 +124,10 @@ def resolve_engine(model: str, values: dict[str, Any]) -> EngineConfig:
     kind: Literal["native", "reference", "scripted"] = values.pop("kind") or "native"
     device = values["device"]
     if model.startswith(SCRIPTED_SCHEME):
+        kind = "scripted"
+    if values["tensor_parallel_size"] > 1 and (kind != "native" or device != "cuda"):
+        raise UserError("--tensor-parallel-size: only --device cuda shares a model, and not with --engine reference")
+    if kind == "scripted":
         return EngineConfig(model_path=Path(model.removeprefix(SCRIPTED_SCHEME)), kind="scripted", **values)
     if kind == "reference" or device == "cuda":
         require_torch(device)

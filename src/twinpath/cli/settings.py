@@ -201,6 +201,13 @@ SETTINGS: tuple[Setting, ...] = (
         panel="Engine",
     ),
     Setting(
+        "tensor_parallel_size",
+        "engine",
+        "tensor_parallel_size",
+        "GPUs that share the model (cuda).",
+        panel="Engine",
+    ),
+    Setting(
         "spin",
         "engine",
         "spin_s",
@@ -305,8 +312,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
 )
 
-#: Settings of `serve` that are no field of a config: the model, and a degree of parallelism that can only be 1 yet.
-EXTRA_KEYS = ("model", "tensor_parallel_size")
+#: Settings of `serve` that are no field of a config.
+EXTRA_KEYS = ("model",)
 
 
 def load_file(path: Path) -> dict[str, Any]:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from twinpath.config import EngineConfig
 from twinpath.engine.cuda import CudaEngine
 from twinpath.engine.cuda_memory import CudaOptions, page_bytes
+from twinpath.engine.cuda_shards import WHOLE, shard_spec
 from twinpath.engine.cuda_upload import Uploader
 from twinpath.engine.cuda_weights import pack_weights
 from twinpath.errors import UserError
 from twinpath.model.files import files_at
 from twinpath.model.tensors import Weights, WeightTensor, WeightType
 from twinpath.model.weights import load_weights, read_spec
+
+if TYPE_CHECKING:
+    from twinpath.engine.cuda_ranks import RankGroup
 
 Report = Callable[[int, int, str], None]
 
@@ -25,12 +30,19 @@ _LEAST_CAPABILITY = (8, 0)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def open_cuda(config: EngineConfig, max_slots: int, step_tokens: Callable[[int], int], report: Report) -> CudaEngine:
-    """Load the model `config` names.
+def open_cuda(
+    config: EngineConfig,
+    max_slots: int,
+    step_tokens: Callable[[int], int],
+    report: Report,
+    ranks: RankGroup | None = None,
+) -> CudaEngine:
+    """Load the model `config` names, on the current card.
 
     Args:
         step_tokens: most tokens of one step, from the window in tokens.
         report: called with (done, total, what) as tensors arrive on the device.
+        ranks: with whom the model is shared; this rank loads its part of it.
 
     Raises:
         UserError: no usable CUDA device, or the model (or its KV) does not fit it.
@@ -44,9 +56,10 @@ def open_cuda(config: EngineConfig, max_slots: int, step_tokens: Callable[[int],
     window = config.max_model_len or spec.max_position
     weights = load_weights(files, spec)
     dtype = _DTYPES[choose_dtype(config, weights)]
+    shard = WHOLE if ranks is None else ranks.shard
     num_pages = None
     if config.kv_cache_mb is not None:
-        num_pages = config.kv_cache_mb * 2**20 // page_bytes(spec, config.page_size, dtype.itemsize)
+        num_pages = config.kv_cache_mb * 2**20 // page_bytes(shard_spec(spec, shard), config.page_size, dtype.itemsize)
         if num_pages == 0:
             raise UserError(f"kv_cache_mb {config.kv_cache_mb} holds no page of {config.page_size} tokens")
     options = CudaOptions(
@@ -61,11 +74,11 @@ def open_cuda(config: EngineConfig, max_slots: int, step_tokens: Callable[[int],
     )
     try:
         began_s = time.perf_counter()
-        device = torch.device("cuda")
+        device = torch.device("cuda", torch.cuda.current_device())
         with Uploader(device, dtype) as upload:
-            packed = pack_weights(spec, _Reported(weights, report), device, dtype, window, upload.send)
+            packed = pack_weights(spec, _Reported(weights, report), device, dtype, window, upload.send, shard)
         loaded_s = time.perf_counter() - began_s
-        engine = CudaEngine(packed, options)
+        engine = CudaEngine(packed, options, ranks=ranks)
     except torch.OutOfMemoryError as error:
         raise UserError(f"the model does not fit the GPU's memory in {dtype}: {error}") from error
     gigabytes = upload.num_bytes / 1e9
