@@ -95,12 +95,14 @@ def join_leader(channel: RankChannel) -> tuple[Shard, TCPStore]:
 class Followers:
     """Rank 0's other ranks: started, watched, and gone when this is closed or this process ends."""
 
-    def __init__(self, world: int, command: Command, on_loss: OnLoss) -> None:
+    def __init__(self, world: int, command: Command, on_loss: OnLoss, silent_s: float = _SILENT_S) -> None:
+        """silent_s: how long a rank may leave a question unanswered."""
         self.shard = Shard(0, world)
         self.store = TCPStore(_HOST, 0, world, True, wait_for_workers=False)
         self.channels: list[RankChannel] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._on_loss, self._is_closing, self._all_loaded = on_loss, False, Event()
+        self._on_loss, self._silent_s, self._all_loaded = on_loss, silent_s, Event()
+        self._is_closing = self._is_lost = False
         for rank in range(1, world):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             with theirs:
@@ -123,13 +125,16 @@ class Followers:
             channel.close()
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_TIMEOUT_S)
+                process.wait(0.0 if self._is_lost else _STOP_TIMEOUT_S)
             process.kill()
             process.wait()
 
     def _run(self) -> None:
         loss = None
-        watches = [_Watch(channel, f"rank {i} of {self.shard.world}") for i, channel in enumerate(self.channels, 1)]
+        watches = [
+            _Watch(channel, f"rank {i} of {self.shard.world}", self._silent_s)
+            for i, channel in enumerate(self.channels, 1)
+        ]
         while loss is None and not self._is_closing:
             with suppress(OSError, ValueError):  # Closed meanwhile.
                 select.select(self.channels, [], [], _LOOK_S)
@@ -137,14 +142,15 @@ class Followers:
             if all(watch.is_loaded for watch in watches):
                 self._all_loaded.set()
         if loss is not None and not self._is_closing:
+            self._is_lost = True
             self._on_loss(*loss)
 
 
 class _Watch:
     """What rank 0 knows of one other rank."""
 
-    def __init__(self, channel: RankChannel, name: str) -> None:
-        self._channel, self._name = channel, name
+    def __init__(self, channel: RankChannel, name: str, silent_s: float) -> None:
+        self._channel, self._name, self._silent_s = channel, name, silent_s
         self.is_loaded = False
         self._num_asked = self._num_answered = 0
         self._asked_s = 0.0
@@ -173,7 +179,7 @@ class _Watch:
                 self._channel.send(Ping(self._num_asked))
             return None
         silent_s = now_s - self._asked_s
-        return (f"{self._name} has not answered for {silent_s:.1f} s", False) if silent_s > _SILENT_S else None
+        return (f"{self._name} has not answered for {silent_s:.1f} s", False) if silent_s > self._silent_s else None
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:

@@ -1,0 +1,58 @@
+"""Another rank of a model with random weights, as a process of its own: `python -m engine.rank_process FD CARD`."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from engine.random_models import SPECS
+from twinpath.engine.cuda import CudaEngine
+from twinpath.engine.cuda_follower import follow
+from twinpath.engine.cuda_memory import CudaOptions
+from twinpath.engine.cuda_rank_messages import Loaded, RankChannel, RankClosed
+from twinpath.engine.cuda_ranks import RankGroup, form_group, join_leader
+from twinpath.engine.cuda_shards import WHOLE
+from twinpath.engine.cuda_weights import random_weights
+
+#: Biases; another has norms of heads and of what attention and MLP give, windows, and a head that is the embedding.
+_SHAPE = {"hidden_size": 512, "intermediate_size": 1024, "num_heads": 8, "num_kv_heads": 2, "head_dim": 64}
+MODELS = {
+    name: replace(SPECS[name], attn_scale=0.125, vocab_size=1000, max_position=512, **_SHAPE)  # type: ignore[arg-type]
+    for name in ("qwen2", "gemma3")
+}
+
+
+def command(model: str, *, shares_card: bool) -> Callable[[int], list[str]]:
+    """For `Followers`."""
+    return lambda fd: [sys.executable, "-m", "engine.rank_process", str(fd), model, str(int(shares_card))]
+
+
+def build(model: str, device: torch.device, ranks: RankGroup | None) -> CudaEngine:
+    spec = MODELS[model]
+    shard = WHOLE if ranks is None else ranks.shard
+    packed = random_weights(spec, device, torch.bfloat16, spec.max_position, shard=shard)
+    options = CudaOptions(num_pages=128, max_slots=8, max_step_tokens=128, depth=2)
+    return CudaEngine(packed, options, ranks=ranks)
+
+
+def main() -> None:
+    fd, model, shares_card = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "1"
+    channel = RankChannel(socket.socket(fileno=fd))
+    try:
+        shard, store = join_leader(channel)
+        device = torch.device("cuda", 0 if shares_card else shard.rank)
+        torch.cuda.set_device(device)
+        ranks = form_group(store, shard, device, fixed_order=False, shares_card=shares_card)
+        engine = build(model, device, ranks)
+        channel.send(Loaded())
+        follow(channel, engine.launcher)
+    except RankClosed:
+        return
+
+
+if __name__ == "__main__":
+    main()
