@@ -229,10 +229,11 @@ class SessionTable:
             for chain in session.chains:
                 assert chain.num_pages, "an empty context is kept"
                 claims[chain.pages] += 1
-                assert len(np.unique(chain.pages)) == chain.num_pages, "a page is twice in a context"
+                assert len(set(chain.pages.tolist())) == chain.num_pages, "a page is twice in a context"
         assert (claims == self._pool.claims()).all(), "claims differ"
         used = [session.used_s for session in self._resting.values()]
         assert used == sorted(used), "resting sessions are not in order"
         live = {id(entry[2]) for entry in self._fading if entry[0] == entry[2].fade_s}
         assert all(id(s) in live for s in self._sessions.values() if s.chains), "a session would never give way"
-        assert not self._is_public[np.setdiff1d(np.arange(self._pool.num_pages), self._pool.cached_pages())].any()
+        public = np.flatnonzero(self._is_public).tolist()
+        assert set(public) <= set(self._pool.cached_pages()), "a page is public, but not cached"
