@@ -129,7 +129,7 @@ class PagePool:
     def release(self, pages: Int32s, now_s: float = 0.0) -> None:
         """Drop one reference of each. Pass pages last first: a sequence's tail is then taken back before its head."""
         references = self._references[pages] - 1
-        assert (references >= 0).all(), "a page was released more often than retained"
+        assert not np.count_nonzero(references < 0), "a page was released more often than retained"
         self._references[pages] = references
         left = pages[references == 0]
         is_kept = self._claims[left] > 0
@@ -154,7 +154,7 @@ class PagePool:
 
     def mark_cached(self, pages: list[int]) -> None:
         """These referenced pages now hold reusable prefixes."""
-        assert (self._references[pages] > 0).all()
+        assert np.count_nonzero(self._references[pages]) == len(pages)
         self._cached[pages] = True
 
     def is_exclusive(self, page: int) -> bool:

@@ -1,4 +1,4 @@
-"""The simulated engine: a contracts.Engine that moves a virtual clock instead of computing."""
+"""The simulated engine: moves a virtual clock instead of computing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from itertools import accumulate
 import numpy as np
 
 from twinpath.plan.arrivals import Arrival
-from twinpath.scheduler.cost import CostModel, StepShape, shape_of
-from twinpath.types import EngineInfo, Int32s, StepPlan, StepResult
+from twinpath.scheduler.cost import CostModel, StepShape
+from twinpath.scheduler.step import Step
+from twinpath.types import EngineInfo, Int32s, StepResult
 
 #: Steps whose times are worked out beyond those that a look ahead should need: noise may make them shorter.
 _MARGIN = 4
@@ -37,9 +38,10 @@ class SimulatedEngine:
     """Answers as long as the trace says, in the time that `cost` says, times its noise: `noises()` gives that of
     the next steps, any number.
 
-    A request is known by its sampling seed, which is the index of its arrival. Plans run one after the other; `poll`
-    takes the clock to the end of the oldest. A plan that may repeat does so until an answer ends or `until_s` is past:
-    then the next step may be another one.
+    It takes the scheduler's own steps: the arrays of a plan are for those who compute. A request is known by its
+    sampling seed, which is the index of its arrival. Steps run one after the other; `poll` takes the clock to the end
+    of the oldest. A step that may repeat does so until an answer ends or `until_s` is past: then the next may be
+    another one.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class SimulatedEngine:
         self._clock = clock
         self._draw = noises
         self._arrivals = arrivals
-        self._queue: deque[StepPlan] = deque()
+        self._queue: deque[Step] = deque()
         self._free_at_s = 0.0
         self._bound: list[Arrival] = list(arrivals[:1]) * info.max_slots
         #: Position of the last token of the request in each slot.
@@ -76,32 +78,31 @@ class SimulatedEngine:
         #: Shape of the next step if it has the rows that sampled in the last one; steps until the first of them ends.
         self._next: tuple[StepShape, int] | None = None
 
-    def submit(self, plan: StepPlan) -> int:
+    def submit(self, step: Step) -> None:
         assert len(self._queue) < self.info.depth
         if not self._queue:
             self._free_at_s = self._clock.now_s
-        self._queue.append(plan)
-        return plan.step_id
+        self._queue.append(step)
 
     def horizon(self) -> int:
-        """How often the next plan can run before an answer ends or `until_s` is past, if it decodes the same rows."""
+        """How often the next step can run before an answer ends or `until_s` is past, if it decodes the same rows."""
         if self._next is None or self._queue:
             return 1
         shape, most = self._next
         return self._fit(shape, most, self._clock.now_s)
 
-    def poll(self, timeout_s: float | None = None) -> StepResult | None:
+    def poll(self) -> StepResult | None:
         if not self._queue:
             return None
-        plan = self._queue.popleft()
-        for init in plan.inits:
-            arrival = self._bound[init.slot] = self._arrivals[init.sampling.seed]
-            self._last[init.slot] = arrival.num_prompt + arrival.num_output - 1
-            self._filler[init.slot] = arrival.stream.filler
-            self._covered[init.slot] = arrival.stream.num_covered
-        shape = shape_of(plan, self.info.num_layers)
+        step = self._queue.popleft()
+        for sequence in step.fresh:
+            slot = sequence.slot
+            arrival = self._bound[slot] = self._arrivals[sequence.sampling.seed]
+            self._last[slot] = arrival.num_prompt + arrival.num_output - 1
+            self._filler[slot] = arrival.stream.filler
+            self._covered[slot] = arrival.stream.num_covered
         begin_s = self._free_at_s
-        repeats = self._fit(shape, min(plan.repeat, self._steps_left(plan)), begin_s)
+        repeats = self._fit(step.shape, min(step.repeat, self._steps_left(step)), begin_s)
         self._free_at_s = self._ends[repeats - 1]
         del self._noises[:repeats]
         self._ahead_of = None
@@ -109,26 +110,15 @@ class SimulatedEngine:
         self.busy_s += elapsed_s
         self.num_steps += repeats
         self._clock.advance_to(self._free_at_s)
-        counts, tokens = self._sample(plan, repeats)
+        counts, tokens = self._sample(step, repeats)
         # Decode steps are not reported, alone or repeated: what the scheduler learns must not depend on the repeats.
-        is_decode = not shape.num_prefill and 0 not in counts
+        is_decode = not step.shape.num_prefill and 0 not in counts
         return StepResult(
-            plan.step_id,
+            step.step_id,
             np.array(counts, np.int32),
             np.array(tokens, np.int32).reshape(-1),
             elapsed_ms=0.0 if is_decode else elapsed_s * 1e3,
         )
-
-    def interrupt(self, step_id: int) -> None:
-        """Simulated clients do not cancel."""
-
-    def prepare(self) -> bool:
-        return False
-
-    def progress(self) -> int:
-        return 0
-
-    def close(self) -> None: ...
 
     def _fit(self, shape: StepShape, most: int, time_s: float) -> int:
         """Steps from `time_s` on until `until_s` is past, at least 1 and at most `most`; `_ends` then has them."""
@@ -158,43 +148,46 @@ class SimulatedEngine:
             steps = [step_ms * noise / 1e3 for step_ms, noise in zip(times, noises[first:end], strict=True)]
             ends[-1:] = accumulate(steps, initial=ends[-1])
 
-    def _steps_left(self, plan: StepPlan) -> int:
-        """Until the first answer of a decode plan ends; 1 for any other plan."""
-        if plan.repeat == 1:
+    def _steps_left(self, step: Step) -> int:
+        """Until the first answer of a decode step ends; 1 for any other step."""
+        if step.repeat == 1:
             return 1
         last = self._last
-        pairs: list[tuple[int, int]] = list(zip(plan.slots.tolist(), plan.starts.tolist(), strict=True))
-        return min([last[slot] - start for slot, start in pairs])
+        return min([last[row.sequence.slot] - row.start for row in step.rows])
 
-    def _sample(self, plan: StepPlan, repeats: int) -> tuple[list[int], list[int] | Int32s]:
+    def _sample(self, step: Step, repeats: int) -> tuple[list[int], list[int] | Int32s]:
         """Tokens of each segment, and all of them. Remembers the rows that sampled and did not end."""
         self._next = None
-        if plan.layer_end < self.info.num_layers:
-            return [0] * len(plan.slots), []
-        last, filler, covered, sample = self._last, self._filler, self._covered, plan.sample.tolist()
+        if step.layer_end < self.info.num_layers:
+            return [0] * len(step.rows), []
+        last, filler, covered = self._last, self._filler, self._covered
+        counts: list[int] = []
         tokens: list[int] = []
         #: Index among those that sample, slot and position of the first token of rows that end, and that blocks cover.
         ended: list[int] = []
         named: list[tuple[int, int, int]] = []
         num_live = context = 0
         steps_left = 1 << 62
-        ends = (plan.starts + plan.lengths).tolist()
-        for slot, end, samples in zip(plan.slots.tolist(), ends, sample, strict=True):
-            if not samples:
+        for row in step.rows:
+            if not row.sample:
+                counts.append(0)
                 continue
+            counts.append(repeats)
+            slot, end = row.sequence.slot, row.start + row.length
             if end < covered[slot]:
                 named.append((len(tokens), slot, end))
             left = last[slot] - end - repeats + 1
             if left > 0:
                 num_live += 1
                 context += end + repeats
-                steps_left = min(steps_left, left)
+                if left < steps_left:
+                    steps_left = left
             else:
                 ended.append(len(tokens))
             tokens.append(filler[slot])
-        if num_live and num_live + len(ended) == len(sample):
+        if num_live and len(tokens) == len(counts):
             self._next = StepShape(num_live, context, num_sampled=num_live), steps_left
-        return [repeats if samples else 0 for samples in sample], self._spell(tokens, ended, named, repeats)
+        return counts, self._spell(tokens, ended, named, repeats)
 
     def _spell(
         self, fillers: list[int], ended: list[int], named: list[tuple[int, int, int]], repeats: int

@@ -100,10 +100,10 @@ class Simulation:
             self._admit_due()
             engine.until_s = self._due[0][0] if self._due else math.inf
             while scheduler.num_outstanding < engine.info.depth:
-                plan = scheduler.plan(1 if self.options.step_by_step else engine.horizon())
-                if plan is None:
+                step = scheduler.next_step(1 if self.options.step_by_step else engine.horizon())
+                if step is None:
                     break
-                engine.submit(plan)
+                engine.submit(step)
             result = engine.poll()
             if result is not None:
                 self._tell(scheduler.commit(result))

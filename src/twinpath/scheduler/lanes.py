@@ -21,6 +21,8 @@ from twinpath.scheduler.step import Step
 _MIN_CHUNK_TOKENS = 16
 #: What a period carries at least, so that no prefill starves, and no row is offered less.
 _MIN_ROWS = 4
+#: Chunks of half the size so often in a row that are no better: those yet smaller are not either.
+_MOST_WORSE = 3
 #: Share of a period at most that is kept free for steps that take longer than predicted.
 _MAX_RESERVE = 0.15
 #: Where the engine pauses: share of the budget that prefill gets in any case, and the least time worth a plan. Who
@@ -205,7 +207,7 @@ class LanePlanner:
             shape = rows_shape((sequence.num_planned, length) for sequence, length in batch)
             num_layers = max(self._layers_within(shape, slack_ms)[0], 1)
             return Choice(batch, layer_end=num_layers, budget_ms=max(slack_ms, _MIN_SLICE_MS))
-        best = mixed
+        best, num_worse = mixed, 0
         for rows in _chunk_sizes(batch, self._chunk_grain):
             num_rows = sum(length for _, length in rows)
             shape = rows_shape((sequence.num_planned, length) for sequence, length in rows)
@@ -214,7 +216,9 @@ class LanePlanner:
                 continue
             rate = num_rows * num_layers / self._num_layers / (alone.ms + slice_ms)
             if rate > best_rate or (best is mixed and not fits):
-                best, best_rate = Choice(rows, layer_end=num_layers), rate
+                best, best_rate, num_worse = Choice(rows, layer_end=num_layers), rate, 0
+            elif (num_worse := num_worse + 1) == _MOST_WORSE:
+                break
         if best is mixed and alone.shape.num_decode and self._spent_ms > 0.0 and not fits:
             return Choice()
         return best

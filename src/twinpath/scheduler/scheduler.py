@@ -26,7 +26,6 @@ from twinpath.types import (
     FinishEvent,
     FinishReason,
     Request,
-    SlotInit,
     StepPlan,
     StepResult,
     TokenLogprob,
@@ -185,6 +184,11 @@ class Scheduler:
         `max_repeat`: steps until the caller expects an arrival or an end; while the plan cannot change it says that it
         may run so often (`StepPlan.repeat`).
         """
+        step = self.next_step(max_repeat)
+        return None if step is None else build_plan(step, self.memory.residency.block_tables)
+
+    def next_step(self, max_repeat: int = 1) -> Step | None:
+        """What `plan` says, before it is written in arrays: for an engine that computes nothing."""
         if self._outstanding and self._outstanding[0].void:
             return None  # A new plan behind void ones could be taken for one that builds on them.
         if self.planner is not None and not self.lanes_paused:
@@ -211,7 +215,7 @@ class Scheduler:
         long = [sequence for sequence in self._roster.running if sequence.num_remaining > _SHORT_ROWS]
         return [sequence for sequence in self._roster.running if sequence.num_remaining <= _SHORT_ROWS] + long
 
-    def _plan_lanes(self, planner: LanePlanner, max_repeat: int) -> StepPlan | None:
+    def _plan_lanes(self, planner: LanePlanner, max_repeat: int) -> Step | None:
         now_s = self._clock()
         self._roster.admit_lanes(now_s)
         budget, page_size = self.limits.max_num_batched_tokens, self.info.page_size
@@ -248,7 +252,7 @@ class Scheduler:
         rows += [self._take_row(sequence, length) for sequence, length in choice.rows]
         return self._build(rows, max_repeat=1 if chunks else max_repeat)
 
-    def _slice(self, choice: Choice) -> StepPlan:
+    def _slice(self, choice: Choice) -> Step:
         """The next layers of a chunk, or the first of a new one."""
         chunk, layer_end = choice.chunk, choice.layer_end or self.info.num_layers
         if chunk is None:
@@ -283,27 +287,21 @@ class Scheduler:
         layers: tuple[int, int] | None = None,
         chunk: Chunk | None = None,
         max_repeat: int = 1,
-    ) -> StepPlan:
-        inits = []
-        for row in rows:
-            sequence = row.sequence
-            if sequence.needs_init:
-                sequence.needs_init = False
-                inits.append(SlotInit(sequence.slot, sequence.sampling, sequence.history(), sequence.num_prompt))
+    ) -> Step:
         begin, end = layers or (0, self.info.num_layers)
         step = Step(self._next_step_id, rows, self.memory.residency.take_releases(), begin, end, chunk)
         if max_repeat > 1 and self.info.depth == 1:
             step.repeat = self._roster.extend_ahead(rows, max_repeat)
         self._next_step_id += 1
         self._outstanding.append(step)
-        step.shape = step.measure(self.info.num_layers)
+        step.measure(self.info.num_layers)
         step.masks = masks_for(rows, self.info.vocab_size) if end == self.info.num_layers else None
         if self.planner is not None:
             step.planned_s = self._clock()
             step.predicted_ms = chunk.budget_ms if chunk and chunk.budget_ms else self.cost.predict(step.shape)
             self.planner.note_planned(step.predicted_ms, step.shape.num_decode > 0)
             step.period = self.planner.period
-        return build_plan(step, tuple(inits), self.memory.residency.block_tables)
+        return step
 
     def fill_masks(self) -> None:
         """Fill the masks of the plan made last: after its `submit`, so that a device's step goes on meanwhile."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.cost import StepShape, prefill_context
+from twinpath.scheduler.sequence import Sequence
 from twinpath.types import PENDING_TOKEN, Int32s, SlotInit, StepPlan, StepResult, TokenMasks
 
 #: Prefill rows below this run in a few milliseconds on the slowest engine: not worth an interrupt.
@@ -35,13 +36,15 @@ class Step:
     planned_s: float = 0.0
     #: An earlier plan was interrupted, so this one computes on rows that never ran: its result is ignored.
     void: bool = False
+    #: Whose slots the engine is to bind first.
+    fresh: list[Sequence] = field(default_factory=list)
     #: See StepPlan.
     repeat: int = 1
     masks: TokenMasks | None = None
 
-    def measure(self, num_layers: int) -> StepShape:
-        """Its shape, for the cost model; a row of its own counts as decode."""
-        num_decode = decode_context = num_prefill = prefill_tokens = 0
+    def measure(self, num_layers: int) -> None:
+        """Look through its rows: `shape`, for the cost model, in which a row of its own counts as decode; `fresh`."""
+        num_decode = decode_context = num_prefill = prefill_tokens = num_sampled = 0
         for row in self.rows:
             if row.length == 1:
                 num_decode += 1
@@ -49,9 +52,13 @@ class Step:
             else:
                 num_prefill += row.length
                 prefill_tokens += prefill_context(row.start, row.length)
-        num_sampled = sum(row.sample for row in self.rows) if self.layer_end == num_layers else 0
+            num_sampled += row.sample
+            if row.sequence.needs_init:
+                row.sequence.needs_init = False
+                self.fresh.append(row.sequence)
         share = (self.layer_end - self.layer_begin) / num_layers
-        return StepShape(num_decode, decode_context, num_prefill, prefill_tokens, num_sampled, share)
+        num_sampled = num_sampled if self.layer_end == num_layers else 0
+        self.shape = StepShape(num_decode, decode_context, num_prefill, prefill_tokens, num_sampled, share)
 
     def measured_ms(self, result: StepResult) -> float:
         """What all of it took: that of a chunk which paused is known at its end, 0 before."""
@@ -67,7 +74,7 @@ class Step:
         return longest.sequence.request_id
 
 
-def build_plan(step: Step, inits: tuple[SlotInit, ...], block_tables: Int32s) -> StepPlan:
+def build_plan(step: Step, block_tables: Int32s) -> StepPlan:
     """The engine's view of `step`. Rows of `block_tables` [max_slots, pages] are copied: the plan outlives changes."""
     rows = step.rows
     slots = np.array([row.sequence.slot for row in rows], np.int32)
@@ -85,7 +92,7 @@ def build_plan(step: Step, inits: tuple[SlotInit, ...], block_tables: Int32s) ->
         residual=None if step.chunk is None else step.chunk.residual,
         budget_ms=None if step.chunk is None else step.chunk.budget_ms,
         resume=step.chunk is not None and step.chunk.is_paused,
-        inits=inits,
+        inits=tuple([SlotInit(s.slot, s.sampling, s.history(), s.num_prompt) for s in step.fresh]),
         releases=step.releases,
         repeat=step.repeat,
         masks=step.masks,
