@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from benchmarks.gpu_models import GEMMA3_1B, GPU_MODELS, LLAMA_8B, SMOLLM2_135M, with_layers
 
+from twinpath.engine import cuda_persistent
 from twinpath.engine.cuda_buffers import allocate_buffers
 from twinpath.engine.cuda_decode import DecodeStep
 from twinpath.engine.cuda_persistent import build_persistent, step_shape
@@ -65,6 +67,18 @@ def test_no_persistent_step_without_a_card() -> None:
     nothing = torch.zeros(0)
     buffers = allocate_buffers(weights, 2, 8)
     assert build_persistent(weights, kv, buffers, SplitBuffers(nothing, nothing, nothing)) == {}
+
+
+@pytest.mark.parametrize("num_programs", [0, 132])
+def test_a_card_that_holds_no_cluster_runs_the_chain(num_programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_persistent, "is_supported", lambda *_: True)
+    monkeypatch.setattr(cuda_persistent, "PersistentStep", lambda *_: SimpleNamespace(num_programs=num_programs))
+    cpu = torch.device("cpu")
+    spec = replace(with_layers(LLAMA_8B, 1), vocab_size=32, hidden_size=16, intermediate_size=16)
+    weights = random_weights(replace(spec, num_heads=1, num_kv_heads=1), cpu, torch.float32, 16)
+    step = DecodeStep(weights, allocate_kv(weights.spec, 2, 16, cpu, torch.float32), 2, 8)
+    assert step.is_persistent(1) == (num_programs > 0)
+    assert not step.is_persistent(9)
 
 
 class Bench:

@@ -21,8 +21,8 @@ from twinpath.kernels.persistent_step.kernel import (
 def build_persistent(
     weights: PackedWeights, kv: KvPool, buffers: StepBuffers, splits: SplitBuffers
 ) -> dict[int, PersistentStep]:
-    """Compile the step (seconds) for each width of batch. Empty: not Hopper, not bfloat16, or a model with parts that
-    it has not."""
+    """Compile the step (seconds) for each width of batch. Empty: not Hopper, not bfloat16, a model with parts that it
+    has not, or a card (a slice of one) that holds no cluster of programs: then the chain runs every batch."""
     shape = step_shape(weights, kv, buffers)
     spec = weights.spec
     if spec.sandwich_norms or spec.o_bias or not is_supported(shape, weights.embed.device, weights.embed.dtype):
@@ -49,11 +49,12 @@ def build_persistent(
         meetings=buffers.meetings,
     )
     layers = _layer_tensors(weights, kv)
-    return {
+    steps = {
         columns: PersistentStep(shape, layers, weights.head, tensors, columns)
         for columns in COLUMN_WARPS
         if columns <= shape.max_batch
     }
+    return {columns: step for columns, step in steps.items() if step.num_programs}
 
 
 def step_shape(weights: PackedWeights, kv: KvPool, buffers: StepBuffers) -> StepShape:
