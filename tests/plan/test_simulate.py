@@ -118,15 +118,15 @@ def test_repeats_equal_step_by_step(tmp_path: Path, policy: str, lanes: LaneSett
     for step_by_step in (True, False):
         options = Options(policy, lanes, noise=0.2, seed=1, step_by_step=step_by_step)
         simulation = Simulation(workload, make_machine(num_pages=300, max_num_seqs=4), options)
-        plan = simulation.scheduler.plan
+        next_step = simulation.scheduler.next_step
         num_plans = 0
 
-        def count(max_repeat: int, plan=plan):  # type: ignore[no-untyped-def]
+        def count(max_repeat: int, next_step=next_step):  # type: ignore[no-untyped-def]
             nonlocal num_plans
             num_plans += 1
-            return plan(max_repeat)
+            return next_step(max_repeat)
 
-        simulation.scheduler.plan = count  # type: ignore[method-assign]
+        simulation.scheduler.next_step = count  # type: ignore[method-assign]
         runs.append(flat(simulation.run()))
         simulation.scheduler.check_integrity()
         steps.append((simulation.engine.num_steps, num_plans))
