@@ -23,7 +23,8 @@ def exchanges(world: int, device: torch.device) -> tuple[list[Exchange], list[Te
     inboxes = [torch.zeros(inbox_bytes(world, CAPACITY) // 8, dtype=torch.int64, device=device) for _ in range(world)]
     addresses = torch.tensor([inbox.data_ptr() for inbox in inboxes], device=device)
     epochs = [torch.zeros(CAPACITY // REGION, dtype=torch.int32, device=device) for _ in range(world)]
-    return [Exchange(addresses, epochs[rank], rank, world, CAPACITY) for rank in range(world)], inboxes
+    nothing = torch.zeros(0, device=device)
+    return [Exchange(addresses, e, nothing, nothing, rank, world, CAPACITY) for rank, e in enumerate(epochs)], inboxes
 
 
 def draw(*shape: int, seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -13,6 +13,7 @@ from twinpath.engine import cuda_persistent
 from twinpath.engine.cuda_buffers import allocate_buffers
 from twinpath.engine.cuda_decode import DecodeStep
 from twinpath.engine.cuda_persistent import build_persistent, step_shape
+from twinpath.engine.cuda_shards import Shard, part_size, shard_spec
 from twinpath.engine.cuda_weights import KvPool, PackedWeights, allocate_kv, random_weights
 from twinpath.kernels.decode_attention.kernel import SplitBuffers
 from twinpath.kernels.persistent_step.kernel import StepShape, step_macros, tile_width, used_splits
@@ -55,6 +56,15 @@ def test_a_clusters_share_of_splits_fits_the_buffers(name: str) -> None:
     """Statistics of a split come once for each program of a cluster."""
     shape = shape_of(GPU_MODELS[name])
     assert used_splits(shape) * int(step_macros(shape)[0]["CLUSTER"]) <= shape.num_splits
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b", "qwen3-8b"])
+def test_halves_of_a_model_fit(name: str) -> None:
+    own = shard_spec(GPU_MODELS[name], Shard(0, 2))
+    shape = shape_of(replace(own, vocab_size=part_size(own.vocab_size, 2)))
+    macros, shared_bytes = step_macros(replace(shape, world=2))
+    assert shared_bytes <= 227 * 1024 and int(macros["STAGES"]) > int(macros["IN_FLIGHT"])
+    assert (macros["RANK"], macros["WORLD"]) == ("0", "2")
 
 
 def test_no_persistent_step_without_a_card() -> None:

@@ -54,8 +54,10 @@ class DecodeStep:
         self._own_logits = own.logits
         self._chain = ChainStep(weights, kv, own, ranks)
         self._products = ProductStep(weights, kv, own, self._chain, ranks)
-        is_alone = ranks is None
-        self._persistent = build_persistent(weights, kv, own, self._chain.splits) if persistent and is_alone else {}
+        exchange = None if ranks is None else ranks.exchange
+        if ranks is not None and exchange is None:  # It meets the other ranks through their memory only.
+            persistent = False
+        self._persistent = build_persistent(weights, kv, own, self._chain.splits, exchange) if persistent else {}
 
     def is_persistent(self, batch: int) -> bool:
         """Whether a step of `batch` rows is one kernel."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from twinpath.engine.cuda_shards import Shard
-from twinpath.kernels.all_reduce.spec import REGION, Exchange, inbox_bytes
+from twinpath.kernels.all_reduce.spec import REGION, STEP_PACKETS, Exchange, inbox_bytes
 from twinpath.kernels.nvrtc import checked
 
 #: Packets of one message: eight rows of half a vocabulary of 128K.
@@ -30,16 +30,20 @@ def open_exchange(store: Store, shard: Shard, device: torch.device, capacity: in
     from cuda.bindings import driver  # Comes with torch's CUDA build only.
 
     torch.cuda.current_stream(device).synchronize()  # Makes the device's context current in this thread.
-    num_bytes = inbox_bytes(shard.world, capacity)
+    step_at = inbox_bytes(shard.world, capacity)
+    num_bytes = step_at + inbox_bytes(shard.world, STEP_PACKETS)
     own = checked("cuMemAlloc", driver.cuMemAlloc(num_bytes))
     checked("cuMemsetD8", driver.cuMemsetD8(own, 0, num_bytes))
     checked("cuCtxSynchronize", driver.cuCtxSynchronize())
     handle = checked("cuIpcGetMemHandle", driver.cuIpcGetMemHandle(own))
     store.set(f"inbox/{shard.rank}", bytes(handle.reserved).hex())
     addresses = [int(own) if rank == shard.rank else _open(driver, store, rank) for rank in range(shard.world)]
+    inboxes = torch.tensor(addresses, dtype=torch.int64, device=device)
     return Exchange(
-        inboxes=torch.tensor(addresses, dtype=torch.int64, device=device),
+        inboxes=inboxes,
         epochs=torch.zeros(capacity // REGION, dtype=torch.int32, device=device),
+        step_inboxes=inboxes + step_at,
+        step_epoch=torch.zeros(1, dtype=torch.int32, device=device),
         rank=shard.rank,
         world=shard.world,
         capacity=capacity,

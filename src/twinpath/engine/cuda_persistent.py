@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from twinpath.engine.cuda_buffers import StepBuffers, window_index
 from twinpath.engine.cuda_tuning import num_splits
 from twinpath.engine.cuda_weights import KvPool, PackedWeights
+from twinpath.kernels.all_reduce.spec import STEP_PACKETS, Exchange
 from twinpath.kernels.decode_attention.kernel import SplitBuffers
 from twinpath.kernels.persistent_step.kernel import (
     COLUMN_WARPS,
@@ -19,11 +22,22 @@ from twinpath.kernels.persistent_step.kernel import (
 
 
 def build_persistent(
-    weights: PackedWeights, kv: KvPool, buffers: StepBuffers, splits: SplitBuffers
+    weights: PackedWeights,
+    kv: KvPool,
+    buffers: StepBuffers,
+    splits: SplitBuffers,
+    exchange: Exchange | None = None,
 ) -> dict[int, PersistentStep]:
     """Compile the step (seconds) for each width of batch. Empty: not Hopper, not bfloat16, a model with parts that it
-    has not, or a card (a slice of one) that holds no cluster of programs: then the chain runs every batch."""
+    has not, or a card (a slice of one) that holds no cluster of programs: then the chain runs every batch.
+
+    exchange: with the ranks that share the model.
+    """
     shape = step_shape(weights, kv, buffers)
+    if exchange is not None:
+        shape = replace(shape, rank=exchange.rank, world=exchange.world)
+        if shape.hidden_size * max(COLUMN_WARPS) > STEP_PACKETS:
+            return {}
     spec = weights.spec
     if spec.sandwich_norms or spec.o_bias or not is_supported(shape, weights.embed.device, weights.embed.dtype):
         return {}
@@ -47,6 +61,8 @@ def build_persistent(
             buffers.tokens.shape[0] * spec.num_kv_heads * 8, dtype=torch.int32, device=weights.embed.device
         ),
         meetings=buffers.meetings,
+        inboxes=None if exchange is None else exchange.step_inboxes,
+        epoch=None if exchange is None else exchange.step_epoch,
     )
     layers = _layer_tensors(weights, kv)
     steps = {

@@ -10,6 +10,8 @@ from torch import Tensor
 REGION = 512
 #: Bytes of a packet: 32 bits of a message and their tag. A word of 8 bytes arrives whole, so no fence is needed.
 PACKET_BYTES = 8
+#: Packets of one message of the persistent step: eight rows of a wide model.
+STEP_PACKETS = 8 * 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +22,14 @@ class Exchange:
     sender. Two suffice: whoever sends message n + 2 has received message n + 1, which was sent after n was read.
 
     Shapes: inboxes int64 [world], addresses of the ranks' inboxes in this process; epochs int32 [capacity / REGION],
-        the last message's tag of every region, zero at first.
+        the last message's tag of every region, zero at first. step_inboxes and step_epoch: the same for the persistent
+        step, which sends `STEP_PACKETS` at most.
     """
 
     inboxes: Tensor
     epochs: Tensor
+    step_inboxes: Tensor
+    step_epoch: Tensor
     rank: int
     world: int
     #: Packets of one sender and parity, a multiple of `REGION`.

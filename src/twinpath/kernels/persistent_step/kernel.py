@@ -52,6 +52,9 @@ class StepShape:
     page_size: int
     #: Rows that the buffers hold.
     max_batch: int
+    #: This rank, and how many share the model; heads, inner size and vocabulary are this rank's.
+    rank: int = 0
+    world: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,8 @@ class LayerTensors:
 class StepTensors:
     """Buffers of all layers, in the order of the kernel's struct; shapes as in `engine/cuda_buffers.py`.
 
-    best, best_id: one entry per program for each row. meetings int32 [2], zero before the first launch.
+    best, best_id: one entry per program for each row. meetings int32 [2], zero before the first launch. inboxes int64
+    [world], addresses of int64 [2, world, hidden * columns], and epoch int32 [1], zero at first: for ranks.
     """
 
     block_tables: torch.Tensor
@@ -99,6 +103,8 @@ class StepTensors:
     best_id: torch.Tensor
     arrivals: torch.Tensor
     meetings: torch.Tensor
+    inboxes: torch.Tensor | None = None
+    epoch: torch.Tensor | None = None
 
 
 def tile_width(shape: StepShape) -> int | None:
@@ -193,6 +199,8 @@ def step_macros(shape: StepShape, columns: int = 8) -> tuple[dict[str, str], int
         "GELU": int(shape.gelu),
         "HEAD_NORMS": int(shape.head_norms),
         "QKV_BIAS": int(shape.qkv_bias),
+        "RANK": shape.rank,
+        "WORLD": shape.world,
         "SHARED_BYTES": num_stages * stage_bytes + scratch_bytes,
     }
     return {name: str(value) for name, value in macros.items()}, num_stages * stage_bytes + scratch_bytes

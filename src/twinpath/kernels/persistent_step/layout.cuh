@@ -10,7 +10,7 @@
 //
 // Compiled for one model and card: HIDDEN INTER HEADS KV_HEADS DIM VOCAB LAYERS SPLITS BORDERS PAGE TILE_K STAGES
 // IN_FLIGHT AHEAD B_MAX CLUSTER WARPS COLUMN_WARPS COLUMN_BLOCKS WINDOWS EPS SCALE (attention scale times log2 e) GELU
-// HEAD_NORMS QKV_BIAS SHARED_BYTES are macros.
+// HEAD_NORMS QKV_BIAS SHARED_BYTES RANK WORLD are macros.
 
 constexpr int GROUP = HEADS / KV_HEADS;
 constexpr int Q_ROWS = HEADS * DIM;
@@ -72,6 +72,9 @@ struct Step {
   u16 *scaled, *attended, *gated;
   int* best_id;
   u32 *arrivals, *meetings;
+  // Addresses of all ranks' inboxes, and the tag of the last message: see `send_to_ranks`.
+  const u64* inboxes;
+  u32* epoch;
   u64 batch, max_pages, clusters;
 };
 

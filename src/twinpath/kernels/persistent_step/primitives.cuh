@@ -11,6 +11,7 @@ constexpr int CONSUMER_WARPS = WARPS;
 constexpr int CONSUMERS = CONSUMER_WARPS * 32;
 // Polls before a wait counts as hung: seconds, while a step takes milliseconds. The fault ends the engine's process.
 constexpr u32 MAX_POLLS = 1u << 22;
+constexpr u32 MAX_RANK_POLLS = 1u << 30;
 
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
 
@@ -163,6 +164,22 @@ __device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 b
       "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a0), "r"(a1), "r"(b));
+}
+
+// Between ranks, whose cards share no caches: a 64-bit word arrives whole.
+__device__ __forceinline__ void store_packet(u64* p, u64 packet) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(packet) : "memory");
+}
+// The value in the packet with this tag, once it is there. Another rank may still be starting, so this waits for long:
+// the engine's process knows when a rank is lost.
+__device__ __forceinline__ float await_packet(const u64* p, u32 tag) {
+  u64 packet;
+  u32 polls = 0;
+  do {
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(packet) : "l"(p) : "memory");
+    if (++polls == MAX_RANK_POLLS) __trap();
+  } while ((u32)(packet >> 32) != tag);
+  return __uint_as_float((u32)packet);
 }
 
 __device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }

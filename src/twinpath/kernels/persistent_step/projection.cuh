@@ -144,6 +144,43 @@ __device__ __forceinline__ void add_to_residual(
   if (used && out % ROWS == 0) squares[out / ROWS * B_MAX + column] = square;
 }
 
+// A model that ranks share: this rank's sum of one value goes to every rank's inbox (its own too), with the message's tag
+// in the same word, so that its reader needs no fence. A rank that sends message n + 2 has received n + 1, which each
+// rank sent after it had read n: two places suffice.
+__device__ __forceinline__ u64 inbox_place(u32 tag, int source, int tile, int value) {
+  return (u64)((tag & 1) * WORLD + source) * (HIDDEN * COLUMNS) + tile * TILE_VALUES + value;
+}
+__device__ __forceinline__ void send_to_ranks(const Step& step, u32 tag, int tile, int value, float y) {
+  u64 place = inbox_place(tag, RANK, tile, value), packet = (u64)tag << 32 | __float_as_uint(y);
+#pragma unroll
+  for (int rank = 0; rank < WORLD; ++rank) store_packet((u64*)__ldg(step.inboxes + rank) + place, packet);
+}
+// Add up in rank order what all ranks sent of this program's tiles, from `first` on, and complete the residual.
+template <Kind kind>
+__device__ __forceinline__ void receive_from_ranks(const Step& step, const Layer& layer, u32 tag, int first) {
+  constexpr int AT_ONCE = CONSUMERS / TILE_VALUES;
+  static_assert(AT_ONCE > 0, "a thread completes one value");
+  int apart = CLUSTER * (int)step.clusters, value = threadIdx.x % TILE_VALUES;
+  int column = value / ROWS, row = value % ROWS;
+  const u64* inbox = (const u64*)__ldg(step.inboxes + RANK);
+#pragma unroll 1
+  for (int tile = first + threadIdx.x / TILE_VALUES * apart; tile < Projection<kind>::TILES; tile += AT_ONCE * apart) {
+    int out = tile * ROWS + row;
+    float2 early = make_float2(0, 0);
+    float y = 0;
+    if (column < (int)step.batch) {
+      early.x = load_fresh(step.residual + column * HIDDEN + out);
+      early.y = (kind == O ? layer.mlp_gain : layer.next_gain)[out];
+      float sums[WORLD];
+#pragma unroll
+      for (int rank = 0; rank < WORLD; ++rank) sums[rank] = await_packet(inbox + inbox_place(tag, rank, tile, value), tag);
+#pragma unroll
+      for (int rank = 0; rank < WORLD; ++rank) y += sums[rank];
+    }
+    add_to_residual(step, kind == O ? step.mlp_squares : step.attn_squares, out, column, early, y);
+  }
+}
+
 struct Best {
   float value;
   int id;
@@ -181,7 +218,7 @@ __device__ __forceinline__ void load_early(Pending& pending, const Step& step, c
     int value = threadIdx.x + i * CONSUMERS, column = value / ROWS, out = tile * ROWS + value % ROWS;
     pending.early[i] = make_float2(0, 0);
     if (tile >= Projection<kind>::TILES || column >= (int)step.batch) continue;
-    if constexpr (kind == O || kind == DOWN) {
+    if constexpr ((kind == O || kind == DOWN) && WORLD == 1) {
       pending.early[i].x = load_fresh(step.residual + column * HIDDEN + out);
       pending.early[i].y = (kind == O ? layer.mlp_gain : layer.next_gain)[out];
     }
@@ -191,7 +228,7 @@ __device__ __forceinline__ void load_early(Pending& pending, const Step& step, c
 
 template <Kind kind>
 __device__ __forceinline__ void finish_value(
-    const Step& step, const Shared& shared, u32 slot, int tile, int value, float2 early, Best& best) {
+    const Step& step, const Shared& shared, u32 slot, int tile, int value, float2 early, Best& best, u32 tag) {
   int column = value / ROWS, row = value % ROWS, batch = (int)step.batch, out = tile * ROWS + row;
   if constexpr (kind == GATE_UP) {
     column = value / 8, row = value % 8;
@@ -202,6 +239,10 @@ __device__ __forceinline__ void finish_value(
     return;
   }
   float y = total(shared, slot, column, row);
+  if constexpr ((kind == O || kind == DOWN) && WORLD > 1) {
+    if (column < batch) send_to_ranks(step, tag, tile, value, y);
+    return;
+  }
   if constexpr (kind == O) add_to_residual(step, step.mlp_squares, out, column, early, y);
   if constexpr (kind == DOWN) add_to_residual(step, step.attn_squares, out, column, early, y);
   if constexpr (kind == QKV)
@@ -216,7 +257,7 @@ __device__ __forceinline__ void finish_value(
 // Wait for the cluster's sums of this program's tile and finish it.
 template <Kind kind>
 __device__ __forceinline__ void finish_tile(
-    const Step& step, Shared& shared, Turns& turns, const Pending& pending, Best (&best)[OUTPUTS]) {
+    const Step& step, Shared& shared, Turns& turns, const Pending& pending, Best (&best)[OUTPUTS], u32 tag) {
   constexpr int VALUES = kind == GATE_UP ? TILE_VALUES / 2 : TILE_VALUES;
   u32 slot = turns.tiles & 1, bar = shared_address(&shared.tile_bars[slot]);
   if (threadIdx.x < VALUES) cluster_barrier_wait(bar, turns.tiles >> 1 & 1);
@@ -225,7 +266,7 @@ __device__ __forceinline__ void finish_tile(
   for (int i = 0; i < OUTPUTS; ++i) {
     int value = threadIdx.x + i * CONSUMERS;
     if (value < VALUES && pending.tile < Projection<kind>::TILES)
-      finish_value<kind>(step, shared, slot, pending.tile, value, pending.early[i], best[i]);
+      finish_value<kind>(step, shared, slot, pending.tile, value, pending.early[i], best[i], tag);
   }
   ++turns.tiles;
 }
@@ -274,9 +315,11 @@ __device__ __forceinline__ void sum_tiles(
   }
 }
 
+// `tag`: of the message to the other ranks, where the model is shared and sums are to be completed.
 template <Kind kind>
 __device__ void project(
-    Ring& ring, Turns& turns, Dealer& dealer, const Step& step, const Layer& layer, Shared& shared, const u16* from) {
+    Ring& ring, Turns& turns, Dealer& dealer, const Step& step, const Layer& layer, Shared& shared, const u16* from,
+    u32 tag = 0) {
   using P = Projection<kind>;
   int rank = cluster_rank(), begin = P::begin(), count = P::count(), clusters = (int)step.clusters;
   Columns x[P::DEPTH];
@@ -290,21 +333,24 @@ __device__ void project(
 #pragma unroll
   for (int i = 0; i < OUTPUTS; ++i) best[i] = {NEGATIVE_INFINITY, 0x7fffffff};
   Pending pending = {-1}, next;
+  int dealt = dealer.deal(P::TILES, clusters);
 #pragma unroll 1
-  for (int first = dealer.deal(P::TILES, clusters); first < P::TILES; first += clusters * P::TOGETHER) {
+  for (int first = dealt; first < P::TILES; first += clusters * P::TOGETHER) {
     load_early<kind>(next, step, layer, first + rank * clusters);
     sum_tiles<kind>(ring, shared, x, step, from, first);
 #pragma unroll 1
     for (int set = 0; set < P::SETS; ++set) {
       // A tile is finished while the next ones are summed: its sums travel meanwhile.
-      if (pending.tile >= 0) finish_tile<kind>(step, shared, turns, pending, best);
+      if (pending.tile >= 0) finish_tile<kind>(step, shared, turns, pending, best, tag);
       pending = next;
       if (set + 1 < P::SETS) load_early<kind>(next, step, layer, first + (CLUSTER + rank) * clusters);
       consumers_meet();
       send_sums(shared, shared.sums + set * CLUSTER, turns.tiles & 1);
     }
   }
-  if (pending.tile >= 0) finish_tile<kind>(step, shared, turns, pending, best);
+  if (pending.tile >= 0) finish_tile<kind>(step, shared, turns, pending, best, tag);
+  if constexpr ((kind == O || kind == DOWN) && WORLD > 1)
+    receive_from_ranks<kind>(step, layer, tag, dealt + rank * clusters);
   if constexpr (kind == HEAD) {
 #pragma unroll
     for (int i = 0; i < OUTPUTS; ++i) {

@@ -3,7 +3,7 @@
 __device__ void consume_step(Ring ring, const Step& step, Shared& shared) {
   Turns turns;
   Dealer dealer;
-  u32 target = 0;
+  u32 target = 0, tag = WORLD > 1 ? *(volatile u32*)step.epoch : 0;
   auto meet = [&] { grid_meets(step.meetings, target += gridDim.x); };
 #pragma unroll 1
   for (int i = 0; i < LAYERS; ++i) {
@@ -12,18 +12,21 @@ __device__ void consume_step(Ring ring, const Step& step, Shared& shared) {
     meet();
     attend(ring, turns, step, layer, shared);
     meet();
-    project<O>(ring, turns, dealer, step, layer, shared, step.attended);
+    project<O>(ring, turns, dealer, step, layer, shared, step.attended, ++tag);
     meet();
     project<GATE_UP>(ring, turns, dealer, step, layer, shared, step.scaled);
     meet();
-    project<DOWN>(ring, turns, dealer, step, layer, shared, step.gated);
+    project<DOWN>(ring, turns, dealer, step, layer, shared, step.gated, ++tag);
     meet();
   }
   project<HEAD>(ring, turns, dealer, step, shared.layers[0], shared, step.scaled);
-  // The last to leave sets both counters back for the next launch.
+  // The last to leave makes the counters ready for the next launch.
   if (threadIdx.x == 0) {
     u32 before = atomicAdd(step.meetings + 1, 1);
-    if (before + 1 == gridDim.x) step.meetings[0] = step.meetings[1] = 0;
+    if (before + 1 == gridDim.x) {
+      step.meetings[0] = step.meetings[1] = 0;
+      if (WORLD > 1) *step.epoch = tag;
+    }
   }
 }
 
