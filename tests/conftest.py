@@ -13,6 +13,15 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_configure() -> None:
+    """Generated examples are never judged by the time they take."""
+    if importlib.util.find_spec("hypothesis") is not None:
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("untimed")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """GPU tests say why they do not run; everything else runs everywhere."""
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]

@@ -26,6 +26,7 @@ from twinpath.engine.scripted import ScriptedShape
 NUM_EXAMPLES = int(os.environ.get("TWINPATH_SCHEMA_EXAMPLES", "25"))
 CONFIG = {
     "seed": 1,
+    "suppress-health-check": ["too_slow"],
     "generation": {"mode": "all", "max-examples": NUM_EXAMPLES, "database": "none"},
     "phases": {"stateful": {"enabled": False}},
 }

@@ -216,7 +216,9 @@ def test_every_byte_wrong_in_several_ways(path: Path, little_memory: object) -> 
             accepts_or_refuses(path, SMALL[:position] + bytes([value]) + SMALL[position + 1 :])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     edits=st.lists(st.tuples(st.integers(0, len(SMALL) - 8), st.binary(min_size=1, max_size=8)), min_size=1, max_size=6)
 )

@@ -91,7 +91,9 @@ def test_undamaged(tmp_path: Path, tokenizer: str) -> None:
     load_and_use(tmp_path / "m.gguf")
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     tokenizer=st.sampled_from(sorted(WHOLE)),
     edits=st.lists(st.tuples(st.integers(0, META_BYTES), st.binary(min_size=1, max_size=4)), min_size=1, max_size=3),
