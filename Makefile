@@ -62,7 +62,7 @@ check: $(TEST_VENV)/.installed
 bench: $(TEST_VENV)/.installed
 	@$(TEST_VENV)/bin/python -m benchmarks $(ARGS)
 
-# HTTP needs a tokenizer: python -m benchmarks.gpu_http --tokenizer FOLDER.
+# HTTP needs a tokenizer: python -m benchmarks.gpu_http --tokenizer FOLDER. Several GPUs: python -m benchmarks.gpu_ranks.
 bench-gpu:
 	@PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_engine --parts sampler,prefill,steps --json benchmarks/results/gpu-engine.json
 	@PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_costs --json benchmarks/results/gpu-costs.json

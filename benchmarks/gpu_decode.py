@@ -20,11 +20,13 @@ import triton
 import triton.language as tl
 
 from benchmarks.gpu_models import GPU_MODELS
+from twinpath.engine.cuda_collectives import Collective
 from twinpath.engine.cuda_decode import DecodeStep
 from twinpath.engine.cuda_weights import PackedWeights, allocate_kv, random_weights
 from twinpath.model.spec import ModelSpec
 
 PAGE_SIZE = 16
+#: The current card.
 DEVICE = torch.device("cuda")
 #: (model, batch, context in tokens).
 DEFAULT_CASES = [
@@ -97,13 +99,22 @@ def event_times(run: object, n: int) -> list[float]:
     return [begin.elapsed_time(end) for begin, end in events]
 
 
-def build_step(weights: PackedWeights, batch: int, context: int, spare: int) -> DecodeStep:
-    """A step over full pages of random keys and values, each row on pages of its own in random order."""
+def build_step(
+    weights: PackedWeights,
+    batch: int,
+    context: int,
+    spare: int,
+    *,
+    ranks: Collective | None = None,
+    persistent: bool = True,
+) -> DecodeStep:
+    """A step over full pages of random keys and values, each row on pages of its own, the same at every call."""
+    torch.manual_seed(0)
     num_pages = (context + spare) // PAGE_SIZE + 1
     kv = allocate_kv(weights.spec, batch * num_pages, PAGE_SIZE, DEVICE, torch.bfloat16)
     for part in (*kv.k, *kv.v):
         part.normal_()
-    step = DecodeStep(weights, kv, max_pages=num_pages)
+    step = DecodeStep(weights, kv, max_pages=num_pages, ranks=ranks, persistent=persistent)
     order = torch.randperm(batch * num_pages, device=DEVICE).view(batch, num_pages)
     step.buffers.block_tables[:batch] = order.int()
     step.buffers.tokens[:batch] = torch.arange(batch, device=DEVICE).int()
