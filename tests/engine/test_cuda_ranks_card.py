@@ -71,7 +71,7 @@ def step_all(driver: Driver, sequences: list[Sequence]) -> None:
             driver.engine.submit(driver.plan([driver.pending(s) for s in sequences]))
             num_submitted += 1
         result = driver.result()
-        assert not result.failures
+        assert not result.failures, result.failures
         for sequence, token in zip(sequences, result.tokens.tolist(), strict=True):
             sequence.tokens.append(token)
         num_done += 1
@@ -87,10 +87,11 @@ def test_two_ranks_are_near_one_card(open_pair: Open, model: str) -> None:
         both = [d.sequence(0, prompt) for d in (driver, right)]
         inits = True
         for _ in range(NUM_TOKENS):
-            entries = [
-                d.run([d.chunk(s)], inits=[s] if inits else []).logprobs[0][0]
-                for d, s in zip((driver, right), both, strict=True)
+            results = [
+                d.run([d.chunk(s)], inits=[s] if inits else []) for d, s in zip((driver, right), both, strict=True)
             ]
+            assert not any(result.failures for result in results), [result.failures for result in results]
+            entries = [result.logprobs[0][0] for result in results]
             inits = False
             if entries[0].token_id != entries[1].token_id:
                 break  # From here on they say different things.
