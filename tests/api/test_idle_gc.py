@@ -7,6 +7,7 @@ import gc
 import pytest
 
 from twinpath.api.idle_gc import (
+    BREATH_OBJECTS,
     BUSY_OBJECTS,
     FULL_AFTER_TICKS,
     FULL_AFTER_YOUNG_RUNS,
@@ -52,6 +53,16 @@ def test_a_busy_server_is_left_alone_until_very_much_waits(collector: Collector)
     assert collector.calls == []
     collector.young += 1
     idle.tick(idle=False)
+    assert collector.calls == [0]
+
+
+def test_a_breath_is_enough_for_less(collector: Collector) -> None:
+    idle = IdleCollector()
+    collector.young = BREATH_OBJECTS
+    idle.breathe()
+    assert collector.calls == []
+    collector.young += 1
+    idle.breathe()
     assert collector.calls == [0]
 
 

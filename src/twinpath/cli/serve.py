@@ -113,10 +113,14 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
         sys.setswitchinterval(_SWITCH_S)
     limits = WatchdogLimits(silent_s=config.watchdog_silent_s)
     launcher = ProcessLauncher(config.engine, config.scheduler)
-    replica = Replica(
-        launcher, max_waiting=config.scheduler.max_waiting, limits=limits, spin_s=config.engine.spin_s or 0.0
-    )
     collector = IdleCollector()
+    replica = Replica(
+        launcher,
+        max_waiting=config.scheduler.max_waiting,
+        limits=limits,
+        spin_s=config.engine.spin_s or 0.0,
+        breathe=collector.breathe if config.engine.spin_s else None,
+    )
     # The engine loads in its own process while this one imports the HTTP side and reads the tokeniser.
     starting = asyncio.create_task(replica.start())
     address = listener.getsockname()[:2]

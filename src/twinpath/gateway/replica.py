@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from time import monotonic
 from typing import Protocol
 
@@ -101,14 +101,17 @@ class Replica:
         limits: WatchdogLimits | None = None,
         clock: Clock = monotonic,
         spin_s: float = 0.0,
+        breathe: Callable[[], None] | None = None,
     ) -> None:
-        """`spin_s`: keep the event loop awake for so long after the last request's end."""
+        """`spin_s`: keep the event loop awake for so long after the last request's end. `breathe`: called when a prompt
+        has gone to the engine."""
         self._supervisor = Supervisor(launcher, self, limits, clock)
         self._holdings = Holdings(self._supervisor.send)
         self._max_waiting = max_waiting
         self._ready_timeout_s = ready_timeout_s
         self._clock = clock
         self._spinner = Spinner(spin_s, clock)
+        self._breathe = breathe
         self._streams: dict[str, _Stream] = {}
         #: Cancelled here, terminal event not yet seen: they still hold pages.
         self._abandoned: set[str] = set()
@@ -214,6 +217,8 @@ class Replica:
             if not stream.ended:
                 self._supervisor.send(Submit(request))
                 submitted = True
+                if self._breathe is not None:
+                    self._breathe()
             while True:
                 event = await stream.next()
                 try:
