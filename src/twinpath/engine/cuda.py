@@ -17,7 +17,7 @@ import torch
 from twinpath.engine.cuda_forward import Forward
 from twinpath.engine.cuda_graphs import PREFILL_TIERS
 from twinpath.engine.cuda_leader import Launcher, LeadingLauncher
-from twinpath.engine.cuda_library import make_library
+from twinpath.engine.cuda_library import make_library, make_paged
 from twinpath.engine.cuda_memory import CudaOptions, describe_memory, fitting_pages, reserve_bytes
 from twinpath.engine.cuda_ops import plain_operations, triton_operations
 from twinpath.engine.cuda_slots import SlotTables, aligned
@@ -26,7 +26,7 @@ from twinpath.engine.cuda_weights import PackedWeights, allocate_kv
 from twinpath.engine.plan_check import check_plan
 from twinpath.engine.step_output import interrupted_result
 from twinpath.errors import EngineError
-from twinpath.kernels.prefill_attention.spec import AttentionTiling
+from twinpath.kernels.prefill_attention.spec import AttentionTiling, rows_per_tile
 from twinpath.types import EngineInfo, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class CudaEngine:
         self._info = _describe(weights, options, max_model_len, num_pages, 1 if library is None else library.grain)
         max_rows, max_picks = aligned(options.max_step_tokens), aligned(options.max_slots)
         forward = Forward(weights, kv, operations, max_rows, max_picks, tiling, library)
+        num_tiles = max_rows // rows_per_tile(forward.shape, tiling) + max_picks
+        forward.paged = make_paged(weights, kv, options, forward.shape, num_tiles)
         launcher = StepLauncher(forward, operations, tables, self._info, tiling)
         if options.graphs:
             from twinpath.engine.cuda_decode import DecodeStep  # needs Triton, which a CPU may lack

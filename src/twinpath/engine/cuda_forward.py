@@ -19,6 +19,7 @@ from twinpath.kernels.prefill_attention.spec import AttentionTiling, KeyParts, r
 from twinpath.kernels.prefill_rows.spec import HeadShape, Rows
 
 if TYPE_CHECKING:
+    from twinpath.kernels.paged_attention.kernel import PagedAttention
     from twinpath.kernels.prefill_attention.library import LibraryAttention
 
 #: Steps of up to so many rows share a context of more tokens than this among programs. Such a step is not captured, and
@@ -75,6 +76,8 @@ class Forward:
         self._gated = buffer(max_rows, spec.intermediate_size)
         num_tiles = -(-min(max_rows, FEW_ROWS) // rows_per_tile(self.shape, tiling)) + max_picks
         self._parts = KeyParts.allocate(self.shape, tiling, num_tiles, device) if tiling.shares_contexts else None
+        #: Takes attention over from the operations, where the card and the model allow.
+        self.paged: PagedAttention | None = None
         self._last = buffer(max_picks, spec.hidden_size)
         self.logits_buffer = buffer(max_picks, spec.vocab_size, torch.float32)
         self._own_logits = None if operations.ranks is None else buffer(max_picks, len(weights.head), torch.float32)
@@ -82,7 +85,7 @@ class Forward:
     @property
     def shares_contexts(self) -> bool:
         """Whether `layer` may `share`."""
-        return self._parts is not None
+        return self._parts is not None and self.paged is None
 
     def embed(self, rows: Rows, residual: Tensor) -> None:
         self._ops.embed_rows(rows, self.weights.embed, self.weights.spec.embed_scale, residual)
@@ -111,7 +114,12 @@ class Forward:
         rope, pages = self.weights.rope_tables[spec.layer_rope[index]], (self._kv.k[index], self._kv.v[index])
         self._ops.rotate_append(qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape)
         window, parts = spec.layer_window[index], self._parts if share else None
-        self._ops.attend(q, rows, pages, attended, spec.attn_scale, window, self.shape, self._tiling, parts)
+        if self.paged is None:
+            self._ops.attend(q, rows, pages, attended, spec.attn_scale, window, self.shape, self._tiling, parts)
+        else:
+            if first:
+                self.paged.plan(rows.tiles, splits=num_rows <= FEW_ROWS)
+            self.paged.attend(index, q, rows.tables, attended)
         for chunk in chunks:
             assert self.library is not None
             own = slice(chunk.row, chunk.row + chunk.length)

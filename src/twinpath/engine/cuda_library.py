@@ -1,4 +1,4 @@
-"""When the vendor's attention serves long chunks."""
+"""Which attention serves prefill: the vendor's for long chunks, our CUDA kernel, or (neither) the operations'."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from twinpath.engine.cuda_forward import FEW_ROWS
 from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_weights import PackedWeights
+from twinpath.engine.cuda_weights import KvPool, PackedWeights
 from twinpath.kernels.prefill_rows.spec import HeadShape
 
 if TYPE_CHECKING:
+    from twinpath.kernels.paged_attention.kernel import PagedAttention
     from twinpath.kernels.prefill_attention.library import LibraryAttention
 
 
@@ -31,3 +33,17 @@ def make_library(weights: PackedWeights, options: CudaOptions, max_model_len: in
     library = LibraryAttention(shape, max_model_len, options.max_step_tokens, dtype, device)
     library.warm_up(spec.attn_scale)
     return library
+
+
+def make_paged(
+    weights: PackedWeights, kv: KvPool, options: CudaOptions, shape: HeadShape, max_tiles: int
+) -> PagedAttention | None:
+    """For models without sliding windows where the kernel knows their shape and the card; compiled (a second)."""
+    spec, embed = weights.spec, weights.embed
+    if options.kernels != "triton" or not options.graphs or options.batch_invariant or any(spec.layer_window):
+        return None
+    from twinpath.kernels.paged_attention.kernel import PagedAttention, is_supported
+
+    if not is_supported(shape, embed.device, embed.dtype, max_tiles):
+        return None
+    return PagedAttention(shape, spec.attn_scale, list(zip(kv.k, kv.v, strict=True)), FEW_ROWS, max_tiles)

@@ -7,9 +7,11 @@ from typing import Literal
 
 import torch
 
-from twinpath.engine.cuda_forward import forward_bytes
+from twinpath.engine.cuda_forward import FEW_ROWS, forward_bytes
 from twinpath.engine.cuda_weights import PackedWeights
 from twinpath.errors import UserError
+from twinpath.kernels.paged_attention.spec import LANES, part_bytes
+from twinpath.kernels.prefill_rows.spec import HeadShape
 from twinpath.kernels.sampler.spec import state_bytes
 from twinpath.model.spec import ModelSpec
 
@@ -78,9 +80,11 @@ def reserve_bytes(weights: PackedWeights, options: CudaOptions, max_model_len: i
     # Keys and values of one long request, gathered for the library's attention; and its outputs.
     context = 2 * max_model_len * spec.num_kv_heads * spec.head_dim * weights.embed.element_size()
     context += 3 * options.max_step_tokens * spec.num_heads * spec.head_dim * weights.embed.element_size()
-    return (
-        forward_bytes(weights, options.max_step_tokens, slots) + residuals + logits + sampler + context + _MARGIN_BYTES
-    )
+    shape = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, options.page_size, spec.norm_eps)
+    max_tiles = options.max_step_tokens * spec.num_heads // (LANES * spec.num_kv_heads) + slots
+    parts = part_bytes(shape, min(FEW_ROWS, options.max_step_tokens), max_tiles)
+    forward = forward_bytes(weights, options.max_step_tokens, slots)
+    return forward + residuals + logits + sampler + context + parts + _MARGIN_BYTES
 
 
 #: Chunks that may be between slices at the same time.
