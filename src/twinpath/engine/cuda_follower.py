@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import monotonic
 
 import numpy as np
 
@@ -63,14 +64,15 @@ class FollowedPlans:
 
 
 def follow(channel: RankChannel, launcher: Launcher, spin_s: float = 0.0) -> None:
-    """Do what rank 0 says until it is gone.
+    """Do what rank 0 says until it is gone. spin_s: how long to look for more without sleeping after the last work.
 
     Raises: RankClosed then; and as `FollowedPlans.take`.
     """
-    plans = FollowedPlans(launcher)
+    plans, until_s = FollowedPlans(launcher), 0.0
     while True:
-        message = channel.receive(spin_s)
+        message = channel.receive(max(0.0, until_s - monotonic()))
         if isinstance(message, Ping):
             channel.send(message)
         else:
             plans.take(message)
+            until_s = monotonic() + spin_s

@@ -8,7 +8,7 @@ import torch
 
 from twinpath.engine.cuda_shards import Shard
 from twinpath.kernels.all_reduce.spec import REGION, STEP_PACKETS, Exchange, inbox_bytes
-from twinpath.kernels.nvrtc import checked
+from twinpath.kernels.nvrtc import CudaError, checked
 
 #: Packets of one message: eight rows of half a vocabulary of 128K.
 _CAPACITY = 1 << 19
@@ -22,10 +22,10 @@ class Store(Protocol):
     def get(self, key: str) -> bytes: ...
 
 
-def open_exchange(store: Store, shard: Shard, device: torch.device, capacity: int = _CAPACITY) -> Exchange:
+def open_exchange(store: Store, shard: Shard, device: torch.device, capacity: int = _CAPACITY) -> Exchange | None:
     """Allocate this rank's inbox and open everybody's. They live as long as the process.
 
-    Raises: CudaError when a card cannot reach another's memory.
+    None: another rank's memory cannot be opened (containers that are kept apart, for one).
     """
     from cuda.bindings import driver  # Comes with torch's CUDA build only.
 
@@ -37,7 +37,10 @@ def open_exchange(store: Store, shard: Shard, device: torch.device, capacity: in
     checked("cuCtxSynchronize", driver.cuCtxSynchronize())
     handle = checked("cuIpcGetMemHandle", driver.cuIpcGetMemHandle(own))
     store.set(f"inbox/{shard.rank}", bytes(handle.reserved).hex())
-    addresses = [int(own) if rank == shard.rank else _open(driver, store, rank) for rank in range(shard.world)]
+    try:
+        addresses = [int(own) if rank == shard.rank else _open(driver, store, rank) for rank in range(shard.world)]
+    except CudaError:
+        return None
     inboxes = torch.tensor(addresses, dtype=torch.int64, device=device)
     return Exchange(
         inboxes=inboxes,

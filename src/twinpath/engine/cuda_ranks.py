@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from twinpath.engine.cuda_collectives import Collective, LibraryCollective, ProcessGroup
 from twinpath.engine.cuda_rank_messages import Failed, Hello, Loaded, Ping, RankChannel, RankClosed
 from twinpath.engine.cuda_shards import Shard
+from twinpath.errors import EngineError
 
 #: Ranks meet on this host only.
 _HOST = "127.0.0.1"
@@ -49,8 +50,7 @@ class RankGroup:
 
     def least(self, name: str, value: int) -> int:
         """The smallest of all ranks' values; waits for them."""
-        self.store.set(f"{name}/{self.shard.rank}", str(value))
-        return min(int(self.store.get(f"{name}/{rank}")) for rank in range(self.shard.world))
+        return _least(self.store, self.shard, name, value)
 
 
 def form_group(
@@ -77,9 +77,17 @@ def form_group(
         options._timeout = timeout
         nccl = ProcessGroupNCCL(PrefixStore("nccl", store), shard.rank, shard.world, options)
         large = LibraryCollective(cast(ProcessGroup, nccl), shard, fixed_order=fixed_order)
-        if not reaches_all(shard):
-            return RankGroup(large, store)
-    return RankGroup(PeerCollective(open_exchange(store, shard, device), large), store)
+    exchange = open_exchange(store, shard, device) if shares_card or reaches_all(shard) else None
+    if large is not None and not _least(store, shard, "peers", int(exchange is not None)):
+        return RankGroup(large, store)
+    if exchange is None:
+        raise EngineError("ranks on one card cannot open each other's memory")
+    return RankGroup(PeerCollective(exchange, large), store)
+
+
+def _least(store: TCPStore, shard: Shard, name: str, value: int) -> int:
+    store.set(f"{name}/{shard.rank}", str(value))
+    return min(int(store.get(f"{name}/{rank}")) for rank in range(shard.world))
 
 
 def join_leader(channel: RankChannel) -> tuple[Shard, TCPStore]:
