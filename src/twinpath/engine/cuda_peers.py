@@ -60,7 +60,7 @@ def _open(driver: Any, store: Store, rank: int) -> int:
     return int(checked("cuIpcOpenMemHandle", driver.cuIpcOpenMemHandle(handle, flags)))
 
 
-def reaches_all(shard: Shard) -> bool:
-    """Whether this rank's card can write into every other rank's memory; rank n is on card n."""
-    others = [rank for rank in range(shard.world) if rank != shard.rank]
-    return all(torch.cuda.can_device_access_peer(shard.rank, rank) for rank in others)
+def reaches_all(world: int) -> bool:
+    """Whether every rank's card can write into every other's memory; rank n is on card n."""
+    pairs = [(rank, other) for rank in range(world) for other in range(world) if rank != other]
+    return all(torch.cuda.can_device_access_peer(rank, other) for rank, other in pairs)

@@ -77,7 +77,7 @@ def form_group(
         options._timeout = timeout
         nccl = ProcessGroupNCCL(PrefixStore("nccl", store), shard.rank, shard.world, options)
         large = LibraryCollective(cast(ProcessGroup, nccl), shard, fixed_order=fixed_order)
-    exchange = open_exchange(store, shard, device) if shares_card or reaches_all(shard) else None
+    exchange = open_exchange(store, shard, device) if shares_card or reaches_all(shard.world) else None
     if large is not None and not _least(store, shard, "peers", int(exchange is not None)):
         return RankGroup(large, store)
     if exchange is None:
