@@ -25,7 +25,7 @@ def open_ranks(world: int, on_loss: OnLoss = lambda *_: None) -> None:
 
 def test_fewer_cards_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match="^tensor_parallel_size 2 needs 2 GPUs, torch sees 1$"):
+    with pytest.raises(UserError, match="tensor_parallel_size 2 needs 2 GPUs, torch sees 1"):
         open_ranks(2)
 
 
@@ -33,7 +33,5 @@ def test_heads_that_do_not_come_out_even(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(cuda_rank_load, "files_at", lambda path: path)
     monkeypatch.setattr(cuda_rank_load, "read_spec", lambda files: SPECS["llama"])
-    with pytest.raises(
-        UserError, match="^tensor_parallel_size 4 does not fit this model: 6 attention heads are no mul"
-    ):
+    with pytest.raises(UserError, match="tensor_parallel_size 4 does not fit this model: 6 attention heads"):
         open_ranks(4)
