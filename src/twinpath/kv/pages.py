@@ -154,8 +154,9 @@ class PagePool:
 
     def mark_cached(self, pages: list[int]) -> None:
         """These referenced pages now hold reusable prefixes."""
-        assert np.count_nonzero(self._references[pages]) == len(pages)
-        self._cached[pages] = True
+        index = np.array(pages, np.intp)
+        assert np.count_nonzero(self._references[index]) == len(pages)
+        self._cached[index] = True
 
     def is_exclusive(self, page: int) -> bool:
         """Whether one request holds it and nobody else has a use for it."""

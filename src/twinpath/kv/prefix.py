@@ -60,7 +60,7 @@ class PrefixCache:
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self._key_to_page: dict[bytes, int] = {}
-        self._page_to_key: dict[int, bytes] = {}
+        self._page_to_key: list[bytes | None] = [None] * pool.num_pages
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         pool.listeners.append(self._evict)
@@ -82,7 +82,7 @@ class PrefixCache:
         """Offer referenced, fully written pages. One whose key is known already stays its owner's own."""
         key_to_page, page_to_key, new = self._key_to_page, self._page_to_key, []
         for key, page in zip(keys, pages, strict=True):
-            if key not in key_to_page and page not in page_to_key:
+            if key not in key_to_page and page_to_key[page] is None:
                 key_to_page[key] = page
                 page_to_key[page] = key
                 new.append(page)
@@ -91,17 +91,21 @@ class PrefixCache:
 
     def withdraw(self, page: int) -> None:
         """Undo `insert`, if it was done and nobody else uses the page: it is the caller's, or idle."""
-        if page in self._page_to_key and self._pool.is_exclusive(page):
+        if self._page_to_key[page] is not None and self._pool.is_exclusive(page):
             self._pool.unmark_cached(page)
         elif self._pool.is_cold(page):
             self._pool.evict([page])
 
     def _evict(self, pages: list[int]) -> None:
+        key_to_page, page_to_key = self._key_to_page, self._page_to_key
         for page in pages:
-            del self._key_to_page[self._page_to_key.pop(page)]
+            key, page_to_key[page] = page_to_key[page], None
+            assert key is not None, "a page that is no prefix lost its content"
+            del key_to_page[key]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless index and pool agree on which pages are cached."""
-        assert len(self._key_to_page) == len(self._page_to_key), "two keys share a page"
+        pages = [page for page, key in enumerate(self._page_to_key) if key is not None]
+        assert len(self._key_to_page) == len(pages), "two keys share a page"
         assert all(self._page_to_key[page] == key for key, page in self._key_to_page.items()), "index is not one to one"
-        assert sorted(self._page_to_key) == self._pool.cached_pages(), "index and pool disagree"
+        assert pages == self._pool.cached_pages(), "index and pool disagree"

@@ -21,6 +21,8 @@ from twinpath.scheduler.step import Step
 _MIN_CHUNK_TOKENS = 16
 #: What a period carries at least, so that no prefill starves, and no row is offered less.
 _MIN_ROWS = 4
+#: Lines that look for the rows of a mixed step, before it is looked for by halves.
+_MOST_LINES = 5
 #: Chunks of half the size so often in a row that are no better: those yet smaller are not either.
 _MOST_WORSE = 3
 #: Share of a period at most that is kept free for steps that take longer than predicted.
@@ -170,7 +172,7 @@ class LanePlanner:
         if not decode and prefill[0].lane is Lane.FAST and self._prefill_ms(batch) <= self.settings.fast_step_ms:
             return Choice(batch)
         if sum(length for _, length in batch) < _MIN_CHUNK_TOKENS:
-            return Choice(_grant(prefill, self._num_mixed(alone, prefill, max(slack_ms, 0.0))))
+            return Choice(_grant(prefill, self._num_mixed(alone, prefill, max(slack_ms, 0.0))[0]))
         return self._open(alone, prefill, batch, slack_ms)
 
     def _least_ms(self, slack_ms: float, chunks: list[Chunk], prefill: list[Sequence]) -> float:
@@ -195,10 +197,10 @@ class LanePlanner:
         self, alone: Alone, prefill: list[Sequence], batch: list[tuple[Sequence, int]], slack_ms: float
     ) -> Choice:
         """Mixed rows or a new chunk: what gets more prompt tokens done in a millisecond."""
-        num_mixed = self._num_mixed(alone, prefill, slack_ms)
+        num_mixed, mixed_ms = self._num_mixed(alone, prefill, slack_ms)
         if len(prefill) == 1 and 0 < (to_border := -prefill[0].num_planned % self._chunk_grain) < num_mixed:
             num_mixed = to_border  # From there chunks are cheaper, and may win.
-        mixed_ms = self.cost.predict(_mixed_shape(alone.shape, prefill, num_mixed))
+            mixed_ms = self._mixed_ms(alone, prefill, num_mixed)
         mixed, best_rate = Choice(_grant(prefill, num_mixed)), num_mixed / mixed_ms
         fits = mixed_ms <= alone.ms + slack_ms
         if fits and num_mixed == sum(sequence.num_plannable for sequence in prefill):
@@ -223,28 +225,33 @@ class LanePlanner:
             return Choice()
         return best
 
-    def _num_mixed(self, alone: Alone, prefill: list[Sequence], slack_ms: float) -> int:
-        """How many prefill rows fit beside the decode rows; a few in any case."""
+    def _num_mixed(self, alone: Alone, prefill: list[Sequence], slack_ms: float) -> tuple[int, float]:
+        """How many prefill rows fit beside the decode rows, a few in any case; and what the step takes with them."""
         limit_ms = slack_ms + alone.ms
-        num_plannable = sum(sequence.num_plannable for sequence in prefill)
-        most = min(num_plannable, self._max_tokens - alone.shape.num_sampled)
-        low, high = min(_MIN_ROWS, most), most
-        if high <= low or (high_ms := self.cost.predict(_mixed_shape(alone.shape, prefill, high))) <= limit_ms:
-            return high
-        low_ms = self.cost.predict(_mixed_shape(alone.shape, prefill, low))
-        halves = False
-        while low_ms <= limit_ms and high - low > 1:
-            # Where a line meets the limit; half way when that took less than half of the rest.
+        num_plannable = sum([sequence.num_plannable for sequence in prefill])
+        high = min(num_plannable, self._max_tokens - alone.shape.num_sampled)
+        high_ms = self._mixed_ms(alone, prefill, high)
+        if high <= _MIN_ROWS or high_ms <= limit_ms:
+            return high, high_ms
+        low, low_ms, best_ms = 0, alone.ms, 0.0
+        for num_looks in range(high.bit_length() + _MOST_LINES):
+            # Where a line through both ends meets the limit; half way when that does not get there.
             width = high - low
-            share = 0.5 if halves else (limit_ms - low_ms) / (high_ms - low_ms)
-            middle = low + min(max(int(share * width), 1), width - 1)
-            middle_ms = self.cost.predict(_mixed_shape(alone.shape, prefill, middle))
+            num_more = int((limit_ms - low_ms) / (high_ms - low_ms) * width) if num_looks < _MOST_LINES else width // 2
+            middle = min(max(low + num_more, _MIN_ROWS), high - 1)
+            if middle <= low:
+                break
+            middle_ms = self._mixed_ms(alone, prefill, middle)
             if middle_ms <= limit_ms:
-                low, low_ms = middle, middle_ms
+                low, low_ms, best_ms = middle, middle_ms, middle_ms
             else:
                 high, high_ms = middle, middle_ms
-            halves = 2 * (high - low) > width
-        return low
+                if high <= _MIN_ROWS:
+                    return high, high_ms
+        return low, best_ms
+
+    def _mixed_ms(self, alone: Alone, prefill: list[Sequence], num_rows: int) -> float:
+        return self.cost.predict(_mixed_shape(alone.shape, prefill, num_rows))
 
     def _layers_within(self, shape: StepShape, slack_ms: float) -> tuple[int, float]:
         """How many layers of these rows fit, and what they take."""
@@ -258,7 +265,7 @@ class LanePlanner:
         """The first sequence, and those behind it in its lane that make the mean of their first tokens earlier."""
         first = prefill[0]
         batch = [(first, min(first.num_plannable, self._max_tokens))]
-        if batch[0][1] < first.num_plannable:
+        if len(prefill) == 1 or batch[0][1] < first.num_plannable:
             return batch
         batch_ms, left = self._prefill_ms(batch), self._max_tokens - batch[0][1]
         for sequence in prefill[1:]:
