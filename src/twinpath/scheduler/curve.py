@@ -15,6 +15,8 @@ from twinpath.scheduler.cost import Coefficients, CostModel, StepShape
 
 #: Rows up to which steps are captured, where the engine does not say.
 _CAPTURED_ROWS = 512
+#: Attention of fewer rows takes as long as of so many: it waits for keys, not for arithmetic.
+_LEAST_ROWS = 48
 #: Tokens attended to for each row, below which a step says what rows cost, and above which what attention costs.
 _SHORT_CONTEXT = 1024
 _LONG_CONTEXT = 4096
@@ -33,11 +35,9 @@ class CurvedCost(CostModel):
         points: Sequence[tuple[int, float]],
         few_rate: float,
         many_rate: float,
-        chunk_grain: int = 1,
     ) -> None:
-        """`chunk_grain`: see `EngineInfo`; attention of fewer rows goes at the rate of few."""
+        """`few_rate`: of steps that are captured; `many_rate`: of larger ones."""
         super().__init__(coefficients)
-        self._chunk_grain = max(chunk_grain, _CAPTURED_ROWS + 1)
         self._sizes = [rows for rows, _ in points]
         self._times = [ms for _, ms in points]
         self._few_rate, self._many_rate = few_rate, many_rate
@@ -56,9 +56,9 @@ class CurvedCost(CostModel):
         long = [(s, ms) for s, ms in whole if s.num_prefill and _mean_context(s) >= _LONG_CONTEXT]
         for is_few in (True, False):
             rates = [
-                max(ms - self._rows_ms(_num_rows(s)), 0.0) / s.prefill_context
+                max(ms - self._rows_ms(_num_rows(s)), 0.0) / _attended(s)
                 for s, ms in long
-                if (_num_rows(s) < self._chunk_grain) is is_few
+                if (_num_rows(s) <= _CAPTURED_ROWS) is is_few
             ]
             if rates and is_few:
                 self._few_rate = float(np.median(rates))
@@ -87,8 +87,8 @@ class CurvedCost(CostModel):
         if not shape.num_prefill:
             return super()._layers_ms(shape)
         num_rows = _num_rows(shape)
-        rate = self._few_rate if num_rows < self._chunk_grain else self._many_rate
-        return self._rows_ms(num_rows) + rate * shape.prefill_context
+        rate = self._few_rate if num_rows <= _CAPTURED_ROWS else self._many_rate
+        return self._rows_ms(num_rows) + rate * _attended(shape)
 
     def _rows_ms(self, num_rows: int) -> float:
         """Padded to the next point; beyond the last along the last two."""
@@ -107,6 +107,11 @@ def _num_rows(shape: StepShape) -> int:
     return shape.num_decode + shape.num_prefill
 
 
+def _attended(shape: StepShape) -> float:
+    """Tokens attended to by prefill rows, few rows counted as `_LEAST_ROWS`."""
+    return shape.prefill_context * max(1.0, _LEAST_ROWS / shape.num_prefill)
+
+
 def _mean_context(shape: StepShape) -> float:
     return shape.prefill_context / shape.num_prefill
 
@@ -116,4 +121,4 @@ H200_POINTS = (
     (16, 5.0), (32, 5.2), (64, 5.4), (128, 5.8), (256, 7.8), (512, 13.0),
     (1024, 25.0), (2048, 48.0), (4096, 96.0), (8192, 192.0),
 )  # fmt: skip
-H200_FEW_RATE, H200_MANY_RATE = 2.0e-6, 0.9e-6
+H200_FEW_RATE, H200_MANY_RATE = 1.3e-6, 0.9e-6

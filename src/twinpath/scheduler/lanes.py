@@ -6,7 +6,7 @@ the budget bounds it, so that every stream gets its token in time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -32,6 +32,9 @@ _MAX_RESERVE = 0.15
 _LEAST_SHARE = {Lane.FAST: 0.35, Lane.FLEX: 0.2}
 _MIN_SLICE_MS = 0.3
 _RESERVE_QUANTILE = 0.9
+#: Chunks that fill a period with so many layers at most, in steps of so many rows: what is left of it would be lost in
+#: every period until the chunk's end.
+_MOST_FILLING, _FILLING_GRAIN = 3, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +213,7 @@ class LanePlanner:
             num_layers = max(self._layers_within(shape, slack_ms)[0], 1)
             return Choice(batch, layer_end=num_layers, budget_ms=max(slack_ms, _MIN_SLICE_MS))
         best, num_worse = mixed, 0
-        for rows in _chunk_sizes(batch, self._chunk_grain):
+        for rows in [*_chunk_sizes(batch, self._chunk_grain), *self._filling_sizes(batch, slack_ms)]:
             num_rows = sum(length for _, length in rows)
             shape = rows_shape((sequence.num_planned, length) for sequence, length in rows)
             num_layers, slice_ms = self._layers_within(shape, slack_ms)
@@ -260,6 +263,26 @@ class LanePlanner:
             return 0, 0.0
         num_layers = min(self._num_layers, 1 + int((slack_ms - first_ms) / max(more_ms, 1e-9)))
         return num_layers, first_ms + (num_layers - 1) * more_ms
+
+    def _filling_sizes(
+        self, batch: list[tuple[Sequence, int]], slack_ms: float
+    ) -> Iterator[list[tuple[Sequence, int]]]:
+        """One sequence by as many rows as fill `slack_ms` with one layer, with two and with three."""
+        (sequence, length) = batch[0]
+        if len(batch) > 1 or self._chunk_grain > 1:
+            return
+        for num_layers in range(1, _MOST_FILLING + 1):
+            low, high = 0, length // _FILLING_GRAIN
+            while low < high:
+                middle = (low + high + 1) // 2
+                shape = rows_shape([(sequence.num_planned, middle * _FILLING_GRAIN)])
+                first_ms, more_ms = self.cost.predict_slices(shape, self._num_layers)
+                if first_ms + (num_layers - 1) * more_ms <= slack_ms:
+                    low = middle
+                else:
+                    high = middle - 1
+            if low:
+                yield [(sequence, low * _FILLING_GRAIN)]
 
     def _batch(self, prefill: list[Sequence]) -> list[tuple[Sequence, int]]:
         """The first sequence, and those behind it in its lane that make the mean of their first tokens earlier."""
