@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
 
-from engine.engines import PROMPTS, SAMPLED, alone, driver_of, poisoned_model
+from engine.engines import POISON, PROMPTS, SAMPLED, alone, driver_of, poisoned_model
 from engine.random_models import VOCAB_SIZE
 from engine.step_driver import Driver, tokens_of
 from twinpath.engine.cuda import CudaEngine
@@ -153,6 +153,26 @@ def masked_token(driver: Driver, allowed: int) -> int:
     words[0, allowed // 32] = 1 << (allowed % 32)
     masks.ready.set()
     return int(driver.result().tokens[0])
+
+
+def test_a_request_that_fails_and_a_scored_prompt(pair: Pair, whole: CudaEngine) -> None:
+    """Every rank sees for itself that a row has no logits, and scores prompts over all of the vocabulary."""
+    driver = driver_of(pair.engine)
+    bad = driver.sequence(4, [5, POISON, 9])
+    result = driver.run([driver.chunk(bad)], inits=[bad])
+    assert list(result.failures) == [0]
+    after = driver.plan([driver.pending(bad)])
+    driver.engine.submit(after)
+    assert list(driver.result().failures) == [0]
+    scored = []
+    for engine in (pair.engine, whole):
+        driver = Driver(engine, logit_bias={POISON: -1000.0}, logprobs=2, prompt_logprobs=2)
+        sequence = driver.sequence(1, PROMPTS[1])
+        result = driver.run([driver.chunk(sequence)], inits=[sequence])
+        scored.append([*result.prompt_logprobs[0], *result.logprobs[0]])
+    for got, right in zip(*scored, strict=True):
+        assert got.token_id == right.token_id and got.logprob == pytest.approx(right.logprob, abs=1e-3)
+    assert isinstance(pair.close(), RankClosed)
 
 
 def test_ranks_that_disagree_end(pair: Pair) -> None:
