@@ -5,15 +5,19 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from twinpath import worker as process
 from twinpath.config import EngineConfig, SchedulerConfig
+from twinpath.errors import UserError
 from twinpath.ipc.codec import gateway_codec
 from twinpath.ipc.messages import Drain, Fatal, Heartbeat, Ready, ToGateway
 from twinpath.ipc.settings import WorkerSettings, decode_settings, encode_settings
+from twinpath.scheduler import ConstraintsOnDemand, NoConstraints
 
 TIMEOUT_S = 60
 
@@ -116,3 +120,54 @@ def test_the_default_model_is_ready_and_its_mistakes_are_told(default_model_path
     fatal = worker.first(Fatal)
     assert isinstance(fatal, Fatal) and "beyond the model's window of 8192" in fatal.message
     assert worker.end()[0] == 2
+
+
+class Beside:
+    """Stands in for `build_engine` and `build_compiler`, which meet: neither waits for the other to end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, engine: Exception | None = None) -> None:
+        self.grammars: object = ConstraintsOnDemand(lambda: pytest.fail("asked for"))
+        self.may_end = threading.Event()
+        self._engine_failure = engine
+        self._meeting = threading.Barrier(2, timeout=TIMEOUT_S)
+        monkeypatch.setattr(process, "build_engine", self.build_engine)
+        monkeypatch.setattr(process, "build_compiler", self.build_compiler)
+
+    def build_engine(self, *_: object) -> tuple[str, dict[str, str]]:
+        self._meeting.wait()
+        if self._engine_failure is not None:
+            raise self._engine_failure
+        self.may_end.set()
+        return "engine", {}
+
+    def build_compiler(self, _: object) -> object:
+        self._meeting.wait()
+        assert self.may_end.wait(TIMEOUT_S)
+        if isinstance(self.grammars, Exception):
+            raise self.grammars
+        return self.grammars
+
+    def load(self) -> tuple[object, dict[str, str], object]:
+        settings = WorkerSettings(EngineConfig(model_path=Path("m.gguf")), SchedulerConfig())
+        return process.load(settings, lambda *_: None, lambda *_: None)
+
+
+def test_the_vocabulary_is_there_before_ready_and_built_beside_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Beside(monkeypatch)
+    assert both.load() == ("engine", {}, both.grammars)
+
+
+def test_a_vocabulary_that_cannot_be_built_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Beside(monkeypatch)
+    both.grammars = ValueError("two ends")
+    engine, facts, constraints = both.load()
+    assert engine == "engine" and facts == {"grammars": "none: ValueError: two ends"}
+    assert isinstance(constraints, NoConstraints)
+
+
+def test_a_load_that_fails_does_not_wait_for_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Beside(monkeypatch, engine=UserError("no such file"))
+    with pytest.raises(UserError, match="no such file"):
+        both.load()
+    assert not both.may_end.is_set()
+    both.may_end.set()

@@ -102,10 +102,6 @@ class Constraints(Protocol):
         its own when the grammar has to be compiled first."""
         ...
 
-    def warm_up(self) -> None:
-        """Nobody waits for a token now: what would hold others up later may be done, in a thread of its own."""
-        ...
-
 
 class AnswerComplete(Exception):
     """Thrown into a `Generate` iterator: its reader has all it wants (a stop string came, a call is whole). The request

@@ -15,30 +15,32 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from twinpath.contracts import Engine
+from twinpath.contracts import Constraints, Engine
 from twinpath.errors import TwinpathError, UserError
 from twinpath.ipc import ChannelClosed, SocketChannel
 from twinpath.ipc.messages import Fatal, Heartbeat, LoadProgress, Ready, StallGauges
 from twinpath.ipc.settings import WorkerSettings, decode_settings, encode_settings
 from twinpath.scheduler import (
+    ConstraintsOnDemand,
     EngineLoop,
     HeartbeatThread,
-    LateConstraints,
+    NoConstraints,
     describe_lanes,
     make_scheduler,
     resolve_step_tokens,
 )
+from twinpath.spawn import LATER
 from twinpath.telemetry.stalls import StallTracer
 
 if TYPE_CHECKING:
     from twinpath.grammar import GrammarCompiler
     from twinpath.text.text_model import TextModel
-    from twinpath.types import EngineInfo
 
 _PR_SET_PDEATHSIG = 1
 #: A thread that wants the interpreter has it this soon after it asked (the default is 5 ms, two steps long).
@@ -61,10 +63,15 @@ def main(argv: list[str] | None = None) -> int:
         _follow(arguments.fd, decode_settings(arguments.settings))
         return 0
     channel = SocketChannel(socket.socket(fileno=arguments.fd))
+    settings = arguments.settings
+    if settings == LATER:
+        settings = read_settings()
+        if not settings:
+            return 0
     heartbeat = HeartbeatThread(channel)
     heartbeat.start()
     try:
-        _serve(decode_settings(arguments.settings), channel, heartbeat)
+        _serve(decode_settings(settings), channel, heartbeat)
     except ChannelClosed:
         return 0
     except UserError as error:
@@ -76,18 +83,30 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def read_settings() -> str:
+    """Our settings, once whoever started us knows them; nothing when it has gone. Meanwhile: what most of us need."""
+    import twinpath.engine.cpu
+    import twinpath.grammar
+    import twinpath.model.weights
+    import twinpath.text  # noqa: F401
+
+    return sys.stdin.read()
+
+
 def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: HeartbeatThread) -> None:
     started_s = monotonic()
 
     def report(done: int, total: int, what: str) -> None:
         channel.send(LoadProgress(done, total, what))
 
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    gc.disable()  # All that is made now stays, and the loop collects when it rests.
+
     def on_loss(reason: str, is_user_error: bool) -> None:
         """The main thread may be waiting for a card that waits for the rank that is lost."""
         os._exit(_fatal(channel, reason, user_error=is_user_error))
 
-    engine, facts = build_engine(settings, report, on_loss)
-    constraints = LateConstraints(lambda: build_constraints(settings, engine.info, report))
+    engine, facts, constraints = load(settings, report, on_loss)
     scheduler = make_scheduler(settings.scheduler, engine.info, monotonic)
     limits = scheduler.limits
     channel.spin_s = settings.engine.spin_s or 0.0
@@ -103,6 +122,8 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
         "KV pool": f"{info.num_pages * info.page_size:,} tokens in pages of {info.page_size}",
         "load": f"{monotonic() - started_s:.2f} s",
     }
+    gc.collect()  # Nor does the first request wait for that.
+    gc.freeze()
     channel.send(
         Ready(
             info.vocab_size,
@@ -118,32 +139,52 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     engine.close()
 
 
-def build_constraints(settings: WorkerSettings, info: EngineInfo, report: Report) -> GrammarCompiler:
-    """What compiles requests' grammars over the model's vocabulary. For a thread of its own, beside running steps."""
-    report(0, 1, "grammars")  # The libraries below hold the interpreter: for a second, when a vocabulary is large.
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+def load(settings: WorkerSettings, report: Report, on_loss: OnLoss) -> tuple[Engine, dict[str, str], Constraints]:
+    """The engine, its lines for the start table, and what constrains its answers.
+
+    Building the vocabulary holds the interpreter, for a second when it is large: so it is done beside the load and
+    before there are requests. Raises: what `build_engine` raises, at once.
+    """
+    building = ThreadPoolExecutor(1, thread_name_prefix="vocabulary").submit(make_constraints, settings)
+    engine, facts = build_engine(settings, report, on_loss)
+    constraints = building.result()
+    if isinstance(constraints, NoConstraints):
+        facts = {**facts, "grammars": f"none: {constraints.reason}"}
+    return engine, facts, constraints
+
+
+def make_constraints(settings: WorkerSettings) -> Constraints:
+    """What compiles requests' grammars over the model's vocabulary; one that refuses them where that cannot be."""
+    if settings.engine.kind == "scripted":
+        return ConstraintsOnDemand(lambda: build_compiler(settings))
+    try:
+        return build_compiler(settings)
+    except Exception as error:  # The engine serves without, and where it cannot either it says why.
+        return NoConstraints(f"{type(error).__name__}: {error}")
+
+
+def build_compiler(settings: WorkerSettings) -> GrammarCompiler:
     from twinpath.grammar import GrammarCompiler, Vocabulary
 
-    text = load_tokens(settings)
+    text, num_rows = load_tokens(settings)
     tokens = text.tokenizer
     # With a dummy prefix, text in the middle of an answer is not encoded as it would be at its beginning.
     encode = tokens.encode if tokens.rules.dummy_prefix == "none" else None
-    compiler = GrammarCompiler(Vocabulary(tokens, info.vocab_size, text.stop_token_ids, encode))
-    gc.freeze()  # The loop collects whenever it rests, and none of this is ever garbage.
-    report(1, 1, "grammars")
-    return compiler
+    return GrammarCompiler(Vocabulary(tokens, num_rows, text.stop_token_ids, encode))
 
 
-def load_tokens(settings: WorkerSettings) -> TextModel:
-    """The model's tokens, for grammars; its template is not used here."""
+def load_tokens(settings: WorkerSettings) -> tuple[TextModel, int]:
+    """The model's tokens, for grammars, and how many rows its output has; its template is not used here."""
     from twinpath.model.files import files_at
     from twinpath.text import load_text
 
     if settings.engine.kind == "scripted":
+        from twinpath.engine.scripted import load_script
         from twinpath.text.byte_model import byte_model
 
-        return byte_model()
-    return load_text(files_at(settings.engine.model_path))
+        return byte_model(), load_script(settings.engine.model_path).engine.vocab_size
+    text = load_text(files_at(settings.engine.model_path))
+    return text, text.tokenizer.vocab_size
 
 
 def watch_stalls(loop: EngineLoop, threshold_ms: float) -> Callable[[], Heartbeat]:

@@ -19,7 +19,8 @@ import httpx
 import uvloop
 
 from twinpath.api.app import build_app
-from twinpath.api.server import StoppableServer, bind
+from twinpath.api.listener import bind
+from twinpath.api.server import StoppableServer
 from twinpath.config import EngineConfig, HttpConfig, SchedulerConfig, ServeConfig, SloConfig
 from twinpath.engine.scripted import Script, ScriptedEngine, ScriptedShape, ScriptFile
 from twinpath.gateway import LocalLauncher, Replica

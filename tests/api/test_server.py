@@ -13,7 +13,7 @@ from api.live_server import LiveServer, Setup, live_server
 from api.streams import Stream, parse
 from api.test_disconnects import RawClient
 from api.test_limits import read_all
-from twinpath.api.server import bind, fit_descriptors
+from twinpath.api.listener import bind, fit_descriptors
 from twinpath.config import HttpConfig, SchedulerConfig
 from twinpath.engine.scripted import Script
 from twinpath.errors import UserError

@@ -52,7 +52,7 @@ def test_precedence_is_flag_environment_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr("twinpath.cli.serve.run_server", lambda config, origins: seen.append(config.http.port) or 0)
+    monkeypatch.setattr("twinpath.cli.serve.run_server", lambda config, *_: seen.append(config.http.port) or 0)
     path = f"{tmp_path}/server.toml"
     with open(path, "w") as file:
         file.write("port = 1001\n")

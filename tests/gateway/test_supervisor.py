@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -145,43 +144,6 @@ async def test_work_and_idleness_are_no_faults(behaviour: Behaviour) -> None:
     async with supervised(watched) as (supervisor, launcher, ears):
         await finished.wait()
         assert supervisor.state is ReplicaState.READY and launcher.num_launched == 1 and not ears.reasons
-
-
-async def test_an_engine_that_loads_something_more_may_be_silent_until_it_is_there() -> None:
-    limits = replace(LIMITS, more_loading_s=60.0)
-    loaded, finished = asyncio.Event(), asyncio.Event()
-
-    async def loading(handler: LinkHandler) -> None:
-        handler.on_message(READY)
-        handler.on_message(Heartbeat(True, 7, Gauges()))
-        handler.on_message(LoadProgress(0, 1, "tables"))
-        asyncio.get_running_loop().call_later(2 * limits.stuck_s, loaded.set)
-        await loaded.wait()
-        handler.on_message(Heartbeat(True, 7, Gauges()))
-        handler.on_message(LoadProgress(1, 1, "tables"))
-        finished.set()
-        await asyncio.sleep(600)
-
-    async with supervised(loading, ready_then(), limits=limits) as (supervisor, launcher, ears):
-        await finished.wait()
-        assert supervisor.state is ReplicaState.READY and launcher.num_launched == 1 and not ears.reasons
-        await until(lambda: launcher.num_launched == 2)
-        assert "it was silent" in ears.reasons[0]
-
-
-@pytest.mark.parametrize(("beats", "reason"), [(False, "it was silent"), (True, "it made no progress")])
-async def test_an_engine_that_is_lost_while_it_loads_something_more_is_noticed(beats: bool, reason: str) -> None:
-    async def lost(handler: LinkHandler) -> None:
-        handler.on_message(READY)
-        handler.on_message(LoadProgress(0, 1, "tables"))
-        while True:
-            handler.on_message(Heartbeat(True, 7, Gauges()))
-            await asyncio.sleep(0.02 if beats else 600)
-
-    limits = replace(LIMITS, loading_silent_s=60.0, more_loading_s=0.5)
-    async with supervised(lost, ready_then(), limits=limits) as (_, launcher, ears):
-        await until(lambda: launcher.num_launched == 2)
-        assert reason in ears.reasons[0]
 
 
 async def test_an_engine_is_not_blamed_for_our_own_sleep() -> None:

@@ -29,8 +29,6 @@ class Slow:
         self.asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def warm_up(self) -> None: ...
-
     def prepare(self, request: Request, done: Callable[[Constraint | RequestError], None]) -> None:
         self.waiting.append(done)
         self._loop.call_soon_threadsafe(self.asked.set)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import resource
 import signal
@@ -15,18 +14,13 @@ from typing import Any, Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
+from twinpath.api.listener import BACKLOG, SPARE_DESCRIPTORS
 from twinpath.api.protocol import bounded_protocol
 from twinpath.config import HttpConfig
-from twinpath.errors import UserError
 
 _log = logging.getLogger("twinpath.server")
 
-#: Descriptors besides connections: model files, the engine's channel, and room to answer 503 above the limit.
-SPARE_DESCRIPTORS = 256
-MIN_CONNECTIONS = 8
-_MACOS_MAX = 10_240
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-BACKLOG = 4096
 #: Cancelled exchanges get this long to tell their clients.
 FAREWELL_S = 1.0
 #: Waits for the requests below to finish, up to the given seconds; True when none is left.
@@ -37,60 +31,6 @@ class Tick(Protocol):
     """Called ten times a second, and told whether any exchange is under way."""
 
     def __call__(self, *, idle: bool) -> None: ...
-
-
-def bind(config: HttpConfig) -> socket.socket:
-    """A listening socket, and descriptors for `max_connections`: done first, so that mistakes show before loading.
-
-    Raises: UserError, one line.
-    """
-    fit_descriptors(config.max_connections)
-    try:
-        infos = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise UserError(f"cannot listen on host '{config.host}': {error.strerror}") from None
-    family, _, _, _, address = infos[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise UserError(_bind_message(config, error)) from None
-    listener.setblocking(False)
-    return listener
-
-
-def fit_descriptors(max_connections: int) -> int:
-    """Raise RLIMIT_NOFILE for that many connections; returns how many fit, with a line in the log when it is fewer.
-
-    Raises: UserError when not even a few fit.
-    """
-    needed = max_connections + SPARE_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return max_connections
-    reachable = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    for limit in (reachable, min(reachable, _MACOS_MAX)):
-        # macOS says "infinite" and then refuses more than its own bound.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, soft), hard))
-            break
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    num_fitting = min(soft - SPARE_DESCRIPTORS, max_connections)
-    if num_fitting < MIN_CONNECTIONS:
-        raise UserError(f"the limit of {soft} open files leaves no room for connections: raise it (ulimit -n {needed})")
-    if num_fitting < max_connections:
-        _log.warning(
-            "the limit of %d open files allows %d connections, not %d: raise it (ulimit -Hn %d) or lower "
-            "--http-max-connections",
-            soft,
-            num_fitting,
-            max_connections,
-            needed,
-        )
-    return num_fitting
 
 
 class Beside(Protocol):
@@ -227,12 +167,3 @@ def _uvicorn_config(app: ASGIApp, config: HttpConfig) -> uvicorn.Config:
         backlog=BACKLOG,
         timeout_keep_alive=config.keepalive_timeout_s,
     )
-
-
-def _bind_message(config: HttpConfig, error: OSError) -> str:
-    where = f"{config.host}:{config.port}"
-    if error.errno == errno.EADDRINUSE:
-        return f"port {config.port} on {config.host} is in use: stop the other server or choose another --port"
-    if error.errno == errno.EACCES:
-        return f"not allowed to listen on {where}: ports below 1024 need privileges"
-    return f"cannot listen on {where}: {error.strerror}"

@@ -87,7 +87,7 @@ def serve(
         stop_at_eof()
     origins = {name: ORIGINS.get(source.name, "") for name in values if (source := context.get_parameter_source(name))}
     chosen = choose_model(model, model_flag, DEFAULT_MODEL)
-    raise typer.Exit(run_server(resolve(chosen, values), origins))
+    raise typer.Exit(run_server(resolve(chosen, values), origins, context.obj))
 
 
 @app.command()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from twinpath import __version__
 from twinpath.errors import EngineError, UserError
+
+if TYPE_CHECKING:
+    from twinpath.spawn import SpareWorker
 
 
 def main() -> None:
@@ -14,10 +18,16 @@ def main() -> None:
         # Asked by scripts and probes, so it loads neither the command tree nor what that imports.
         print(f"twinpath {__version__}")
         return
+    if sys.argv[1:2] == ["serve"] and "--help" not in sys.argv:
+        from twinpath.spawn import SpareWorker
+
+        with SpareWorker() as spare:  # Its imports take as long as ours until the settings are known.
+            code = run(sys.argv[1:], spare)
+        sys.exit(code)
     sys.exit(run(sys.argv[1:]))
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str], spare: SpareWorker | None = None) -> int:
     """Run one command and return its exit code."""
     import typer
 
@@ -25,7 +35,7 @@ def run(argv: list[str]) -> int:
     from twinpath.cli.settings import spell_flags
 
     try:
-        return app(args=spell_flags(argv), standalone_mode=False) or 0
+        return app(args=spell_flags(argv), standalone_mode=False, obj=spare) or 0
     except UserError as error:
         return fail(str(error), error.exit_code)
     except EngineError as error:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import uvloop
 from rich.console import Console
 
 from twinpath.cli.display import download_bar, load_bar, settings_table, stderr_console
@@ -21,6 +20,7 @@ from twinpath.cli.pinned import read_pinned
 from twinpath.cli.resolve import cache_dir, unread_settings, with_model
 from twinpath.config import HttpConfig, ServeConfig
 from twinpath.errors import UserError
+from twinpath.ipc.settings import encode_settings
 
 if TYPE_CHECKING:
     from twinpath.api.app import Entrance
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from twinpath.ipc.messages import Ready
     from twinpath.model.files import ModelFiles
     from twinpath.rpc.server import RpcServer
+    from twinpath.spawn import SpareWorker
     from twinpath.telemetry.stalls import StallTracer
     from twinpath.text import TextModel
 
@@ -66,9 +67,12 @@ class StartView:
         self.console.print(f"ready on http://{where} ({time.monotonic() - self._began_s:.1f} s)", markup=False)
 
 
-def run_server(config: ServeConfig, origins: Mapping[str, str]) -> int:
-    """Serve until stopped; the exit code. Raises: UserError for what the user can mend, else EngineError."""
-    from twinpath.api.server import bind
+def run_server(config: ServeConfig, origins: Mapping[str, str], spare: SpareWorker | None = None) -> int:
+    """Serve until stopped; the exit code. `spare` becomes the first engine's process.
+
+    Raises: UserError for what the user can mend, else EngineError.
+    """
+    from twinpath.api.listener import bind
     from twinpath.telemetry.logging import configure_logging
 
     view = StartView(origins)
@@ -81,7 +85,11 @@ def run_server(config: ServeConfig, origins: Mapping[str, str]) -> int:
     with bind(config.http) as listener:
         files = fetch(config, view.console)
         config = with_model(config, files.path, files.default_sampling)
-        uvloop.run(serve(config, files, listener, view))
+        if spare is not None:
+            spare.tell(encode_settings(config.engine, config.scheduler))
+        import uvloop  # From here on the engine loads beside us.
+
+        uvloop.run(serve(config, files, listener, view, spare))
     return 0
 
 
@@ -104,7 +112,9 @@ def fetch(config: ServeConfig, console: Console) -> ModelFiles:
         return resolve(config.model, cache_dir(), report)
 
 
-async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket, view: StartView) -> None:
+async def serve(
+    config: ServeConfig, files: ModelFiles, listener: socket.socket, view: StartView, spare: SpareWorker | None = None
+) -> None:
     """Run until a signal stops it. HTTP answers as soon as the text side is there: 503 until the engine is ready."""
     from twinpath.api.idle_gc import IdleCollector
     from twinpath.gateway import ProcessLauncher, Replica, WatchdogLimits
@@ -112,7 +122,7 @@ async def serve(config: ServeConfig, files: ModelFiles, listener: socket.socket,
     if config.engine.spin_s:
         sys.setswitchinterval(_SWITCH_S)
     limits = WatchdogLimits(silent_s=config.watchdog_silent_s)
-    launcher = ProcessLauncher(config.engine, config.scheduler)
+    launcher = ProcessLauncher(config.engine, config.scheduler, spare)
     collector = IdleCollector()
     replica = Replica(
         launcher,

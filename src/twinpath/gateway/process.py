@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
-import sys
 
 from twinpath.config import EngineConfig, SchedulerConfig
 from twinpath.errors import EngineError
@@ -14,6 +12,7 @@ from twinpath.gateway.launcher import EngineHandle
 from twinpath.ipc.link import Link, LinkHandler, connect_link
 from twinpath.ipc.messages import Drain, ToEngine
 from twinpath.ipc.settings import encode_settings
+from twinpath.spawn import SpareWorker, spawn_worker
 
 #: A killed process that has not gone after this hangs in the kernel; we stop waiting and leave it to init.
 _KILL_TIMEOUT_S = 5.0
@@ -46,24 +45,18 @@ class _ProcessHandle:
 
 
 class ProcessLauncher:
-    """Starts `python -m twinpath.worker` with the given settings."""
+    """Starts `python -m twinpath.worker` with the given settings, in the spare process the first time."""
 
-    def __init__(self, engine: EngineConfig, scheduler: SchedulerConfig) -> None:
+    def __init__(self, engine: EngineConfig, scheduler: SchedulerConfig, spare: SpareWorker | None = None) -> None:
         self._settings = encode_settings(engine, scheduler)
+        self._spare = spare
 
     async def launch(self, handler: LinkHandler) -> EngineHandle:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            arguments = ["--fd", str(theirs.fileno()), "--settings", self._settings]
-            command = [sys.executable, "-m", "twinpath.worker", *arguments]
-            try:
-                # A session of its own: Ctrl-C in our terminal is ours to answer, the worker is drained by message.
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True
-                )
-            except OSError as error:
-                ours.close()
-                raise EngineError(f"cannot start the engine process: {error}") from None
+        told = self._spare.take(self._settings) if self._spare else None
+        try:
+            process, ours = told or spawn_worker(self._settings)
+        except OSError as error:
+            raise EngineError(f"cannot start the engine process: {error}") from None
         return _ProcessHandle(process, await connect_link(ours, handler))
 
 

@@ -37,9 +37,6 @@ class WatchdogLimits:
     silent_s: float = 3.0
     #: The same before Ready: importing and mapping hold the interpreter's lock for long.
     loading_silent_s: float = 60.0
-    #: For silence and for want of progress while it loads something more: a large vocabulary holds the lock for a
-    #: second. Short enough that a stopped engine is noticed within 5 s then too.
-    more_loading_s: float = 4.5
     #: Busy, beating, and not one layer or loop turn done.
     stuck_s: float = 3.5
     check_s: float = 0.2
@@ -76,8 +73,6 @@ class _Life:
         self._clock = clock
         self.started_s = self.heard_s = self.progress_s = clock()
         self.ready = False
-        #: After Ready it may say that it loads something more.
-        self.loading = False
         self.busy = False
         self.progress = -1
         self.fatal: Fatal | None = None
@@ -95,9 +90,6 @@ class _Life:
             case Ready():
                 self.ready = True
                 self.progress_s = self.heard_s
-            case LoadProgress(done, total):
-                self.loading = done < total
-                self.progress_s = self.heard_s
             case Fatal():
                 self.fatal = message
         self._supervisor.take(self, message)
@@ -112,14 +104,10 @@ class _Life:
 
     def fault(self, limits: WatchdogLimits) -> str | None:
         now_s = self._clock()
-        silent_s, stuck_s = limits.silent_s, limits.stuck_s
-        if not self.ready:
-            silent_s = limits.loading_silent_s
-        elif self.loading:
-            silent_s = stuck_s = limits.more_loading_s
+        silent_s = limits.silent_s if self.ready else limits.loading_silent_s
         if now_s - self.heard_s > silent_s:
             return f"it was silent for {now_s - self.heard_s:.1f} s"
-        if self.ready and self.busy and now_s - self.progress_s > stuck_s:
+        if self.ready and self.busy and now_s - self.progress_s > limits.stuck_s:
             return f"it made no progress for {now_s - self.progress_s:.1f} s"
         return None
 

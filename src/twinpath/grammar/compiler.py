@@ -82,9 +82,6 @@ class GrammarCompiler:
         else:
             self._thread.submit(self._compile_for, request, grammar, done)
 
-    def warm_up(self) -> None:
-        """Nothing is left to do once the vocabulary is there."""
-
     def close(self) -> None:
         """Grammars that wait are not compiled any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -8,9 +8,9 @@ not given.
 
 from twinpath.scheduler.assembly import make_scheduler
 from twinpath.scheduler.cost import Coefficients, CostModel, StepShape, shape_of
+from twinpath.scheduler.grammars import ConstraintsOnDemand, NoConstraints
 from twinpath.scheduler.heartbeat import HeartbeatThread
 from twinpath.scheduler.lanes import LaneSettings
-from twinpath.scheduler.late_constraints import LateConstraints
 from twinpath.scheduler.limits import describe_lanes, first_cost_model, resolve_limits, resolve_step_tokens
 from twinpath.scheduler.loop import EngineLoop
 from twinpath.scheduler.memory import Memory, MemorySettings
@@ -20,13 +20,14 @@ from twinpath.scheduler.scheduler import Scheduler, SchedulerLimits
 __all__ = [
     "POLICIES",
     "Coefficients",
+    "ConstraintsOnDemand",
     "CostModel",
     "EngineLoop",
     "HeartbeatThread",
     "LaneSettings",
-    "LateConstraints",
     "Memory",
     "MemorySettings",
+    "NoConstraints",
     "Policy",
     "Scheduler",
     "SchedulerLimits",

@@ -12,6 +12,46 @@ from twinpath.scheduler.scheduler import Scheduler
 from twinpath.types import ErrorEvent, Event, FinishEvent, FinishReason, Request, Usage
 
 
+class ConstraintsOnDemand:
+    """Implements `contracts.Constraints` by those that `make` returns for the first request that wants one. All wait
+    for that, so it is for engines that start more often than they constrain: scripted ones."""
+
+    def __init__(self, make: Callable[[], Constraints]) -> None:
+        self._make = make
+        self._made: Constraints | None = None
+
+    @property
+    def num_compiled(self) -> int:
+        return self._made.num_compiled if self._made else 0
+
+    @property
+    def num_hits(self) -> int:
+        return self._made.num_hits if self._made else 0
+
+    @property
+    def num_failed(self) -> int:
+        return self._made.num_failed if self._made else 0
+
+    def prepare(self, request: Request, done: Callable[[Constraint | RequestError], None]) -> None:
+        self._made = self._made or self._make()
+        self._made.prepare(request, done)
+
+
+class NoConstraints:
+    """Implements `contracts.Constraints` where there can be none: each request that wants one is told why."""
+
+    num_compiled = num_hits = 0
+
+    def __init__(self, reason: str) -> None:
+        self.num_failed = 0
+        self.reason = reason
+        self._error = RequestError(f"Grammars cannot be used: {reason}", status=500)
+
+    def prepare(self, request: Request, done: Callable[[Constraint | RequestError], None]) -> None:
+        self.num_failed += 1
+        done(self._error)
+
+
 class GrammarQueue:
     """All methods are the loop's. `wake` is called from the compiler's thread when `ready` has something to give and
     the loop waits for messages."""
@@ -43,11 +83,6 @@ class GrammarQueue:
 
         self._constraints.prepare(request, done)
         return self.ready()
-
-    def warm_up(self) -> None:
-        """Nobody waits for a token."""
-        if self._constraints is not None:
-            self._constraints.warm_up()
 
     @property
     def has_ready(self) -> bool:

@@ -210,7 +210,6 @@ class EngineLoop:
 
     def _tidy(self) -> None:
         gc.collect()
-        self._grammars.warm_up()
 
     def _prepare(self) -> ToEngine | None:
         """Let the engine get ready until a message comes."""

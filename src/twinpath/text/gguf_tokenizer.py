@@ -101,7 +101,7 @@ def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> tuple[tokenizers.Tok
     lines = file.strings(_KEY + "merges")
     if lines is None:
         raise ModelLoadError(f"{file.path}: metadata '{_KEY}merges' is missing")
-    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+    merges = [(left, right) for left, _, right in [line.partition(" ") for line in lines]]
     backend = tokenizers.Tokenizer(_bpe(file, vocabulary.ids, merges, ignore_merges=splitter.ignore_merges))
     backend.pre_tokenizer = splitter.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()

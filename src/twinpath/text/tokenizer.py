@@ -249,11 +249,13 @@ def _border_pattern(special: Sequence[tokenizers.AddedToken]) -> re.Pattern[str]
 
 def _byte_speller() -> Callable[[str], bytes]:
     alphabet = byte_alphabet()
+    # Characters that stand for no byte become one that Latin-1 has not.
+    table = {code: "\uffff" for code in range(256)} | {ord(char): chr(byte) for char, byte in alphabet.items()}
 
     def spell(token: str) -> bytes:
         try:
-            return bytes([alphabet[character] for character in token])
-        except KeyError:
+            return token.translate(table).encode("latin-1")
+        except UnicodeEncodeError:
             return token.encode()
 
     return spell
