@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +16,9 @@ from twinpath.bench import describe, pss_mb
 #: About 970 tokens of text and 64 of answer: one request of 1K tokens.
 NUM_TOKENS = 64
 #: Requests after the first, one after another.
-NUM_LATER_REQUESTS = 9
+NUM_LATER_REQUESTS = 5
+#: The first request of a launch comes so long after ready at most.
+LATEST_S = 0.5
 
 
 def _loaded(pids: list[int], name: str) -> bool:
@@ -66,27 +69,49 @@ def table(result: dict[str, Any]) -> list[Row]:
     return rows
 
 
+def _strict(index: int) -> dict[str, Any]:
+    """A format that no request before had: its grammar is compiled."""
+    name = f"field_{index}"
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer"}},
+        "required": [name],
+        "additionalProperties": False,
+    }
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}}
+
+
+async def _first_to_later(server: Server, index: int, *, strict: bool) -> list[float]:
+    """First-token times in ms, in the order of the requests."""
+    stream = Streams(server)
+    times_ms = []
+    for number in range(index, index + 1 + NUM_LATER_REQUESTS):
+        fields = _strict(number) if strict else {}
+        times_ms.append((await stream.complete(fresh_text(number), 1, **fields)).ttft_ms or 0.0)
+    await stream.aclose()
+    return times_ms
+
+
 async def run_startup(settings: Settings) -> dict[str, Any]:
-    """Start to first 200 from the readiness probe, and to the first token of a chat; model file already cached. And
-    what the first request waits for its first token, against those that come after it."""
-    ready, first, ratios = [], [], []
+    """Start to first 200 from the readiness probe, and to the first token; model file already cached. And what the
+    first request waits for its first token against those that come after it: one that comes at once or up to
+    `LATEST_S` after ready, and, in a launch of its own, one with a strict schema."""
+    found: dict[str, list[float]] = {"ready_s": [], "first_token_s": [], "first_to_later": [], "strict_to_later": []}
     for index in range(settings.rounds):
-        with twinpath_server(settings.model, settings.log_dir) as server:
-            stream = Streams(server)
-            ttft_ms = [
-                (await stream.complete(fresh_text(100 * index + turn), 1)).ttft_ms or 0.0
-                for turn in range(1 + NUM_LATER_REQUESTS)
-            ]
-            await stream.aclose()
-            ready.append(server.ready_s)
-            first.append(server.ready_s + ttft_ms[0] / 1e3)
-            ratios.append(ttft_ms[0] / median(ttft_ms[1:]))
-    return {"ready_s": describe(ready), "first_token_s": describe(first), "first_to_later_ttft": describe(ratios)}
+        for strict in (False, True):
+            with twinpath_server(settings.model, settings.log_dir) as server:
+                await asyncio.sleep(LATEST_S * index / settings.rounds)
+                first_ms, *later_ms = await _first_to_later(server, 100 * index, strict=strict)
+            found["ready_s"].append(server.ready_s)
+            found["strict_to_later" if strict else "first_to_later"].append(first_ms / median(later_ms))
+            if not strict:
+                found["first_token_s"].append(server.ready_s + first_ms / 1e3)
+    return {name: describe(values) for name, values in found.items()} | {"values": found}
 
 
 def startup_table(result: dict[str, Any]) -> list[Row]:
     rows = [["start-up", "p50", "min-max", "n"]]
-    for name in ("ready_s", "first_token_s", "first_to_later_ttft"):
+    for name in result["values"]:
         found = result[name]
         rows.append([name, f"{found.p50:.2f}", f"{found.min:.2f}-{found.max:.2f}", str(found.n)])
     return rows
