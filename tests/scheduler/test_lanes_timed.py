@@ -16,7 +16,7 @@ from twinpath.engine.scripted import END_ID, ScriptedEngine
 from twinpath.engine.step_output import paused_result
 from twinpath.scheduler import CostModel, LaneSettings, Scheduler
 from twinpath.scheduler.cost import shape_of
-from twinpath.types import EngineInfo, SlotInit, StepPlan, StepResult
+from twinpath.types import EngineInfo, SlotInit, StepPlan, StepResult, TokensEvent
 
 
 class PausingEngine:
@@ -61,8 +61,8 @@ class PausingEngine:
         return result
 
 
-def bench_of(idle_step_ms: float = 1000.0) -> tuple[Bench, PausingEngine]:
-    lanes = LaneSettings(flex_threshold_tokens=100, itl_budget=4.0, idle_step_ms=idle_step_ms)
+def bench_of(idle_step_ms: float = 1000.0, itl_budget: float = 4.0) -> tuple[Bench, PausingEngine]:
+    lanes = LaneSettings(flex_threshold_tokens=100, itl_budget=itl_budget, idle_step_ms=idle_step_ms)
     bench = Bench(LONG, lanes=lanes, step_tokens=64, layers=10, num_pages=64)
     engine = PausingEngine(bench, bench.engine)
     bench.engine = engine  # type: ignore[assignment]
@@ -100,6 +100,19 @@ def test_a_chunk_gets_what_a_period_leaves_and_goes_on_after_each_token() -> Non
     assert plans[7].budget_ms == pytest.approx(fourth - left_ms, abs=0.02) and not plans[7].resume
     bench.run()
     assert bench.tokens("long") == [*b"ok", END_ID] and bench.tokens("stream") == list(b"abcdefghij" * 20)
+
+
+@pytest.mark.parametrize("num_prompt", [40, 150, 700])
+def test_a_promise_counts_slices_by_their_time(num_prompt: int) -> None:
+    """Beside a stream a slice gets 1.4 ms, and one layer of a chunk takes 1.8."""
+    bench, _ = bench_of(itl_budget=2.0)
+    streaming(bench)
+    begin_s = bench.now_s
+    bench.add(make_request("long", b"x" * num_prompt))
+    while not bench.told["long"]:
+        bench.turn()
+    [promise] = [event.promise for event in bench.told["long"] if isinstance(event, TokensEvent)]
+    assert promise is not None and promise.predicted_ttft_ms == pytest.approx((bench.now_s - begin_s) * 1e3, rel=0.05)
 
 
 def test_late_tokens_make_the_slices_shorter() -> None:

@@ -49,7 +49,7 @@ class Timed(Bench):
         scheduler = self.scheduler
         self.add(make_request(request_id, b"x" * num_prompt, max_tokens=num_tokens, cache_salt=request_id))
         assert scheduler.admission is not None
-        ahead_ms, _ = scheduler.admission.outlook.first_token_ms(scheduler.roster.sequences[request_id], self.now_s)
+        ahead_ms = scheduler.admission.outlook.first_token_ms(scheduler.roster.sequences[request_id], self.now_s)
         return self.now_s + ahead_ms / 1e3
 
 
@@ -126,6 +126,6 @@ def test_time_between_steps_is_seen_and_counts_for_each_step_to_come() -> None:
     assert outlook.gap_ms == pytest.approx(0.4, rel=0.01)
     outlook.note_step(Step(400, [], (), 0, 10, shape=StepShape(1, 100), planned_s=9.0), 3.0)
     assert outlook.gap_ms == pytest.approx(0.4, rel=0.01), "a rest is no gap"
-    after_s = outlook.first_token_ms(bench.scheduler.roster.sequences["last"], bench.now_s)[0] / 1e3
+    after_s = outlook.first_token_ms(bench.scheduler.roster.sequences["last"], bench.now_s) / 1e3
     num_steps = round((after_s - before_s) / 0.0004)
     assert num_steps > 1 and after_s - before_s == pytest.approx(num_steps * 0.0004, rel=0.02)

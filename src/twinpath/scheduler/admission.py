@@ -58,9 +58,9 @@ class Admission:
         busy_ms = sum(step.predicted_ms for step in outstanding)
         if outstanding:
             busy_ms = max(busy_ms - (now_s - next(iter(outstanding)).planned_s) * 1e3, 0.0)
-        ahead_ms, rate = self.outlook.first_token_ms(sequence, now_s)
+        ahead_ms = busy_ms + self.outlook.first_token_ms(sequence, now_s)
         num_streams = sum(other.started for other in self._roster.running)
-        return self._forecast.predict_ms(sequence, now_s, num_streams, busy_ms + ahead_ms, rate)
+        return self._forecast.predict_ms(sequence, now_s, num_streams, ahead_ms)
 
     def _shed(self, sequence: Sequence, predicted_ms: float) -> list[Event]:
         self.num_shed += 1

@@ -97,13 +97,14 @@ class Forecast:
         shape = StepShape(num_prefill=-(-num_rows // num_chunks), prefill_context=context // num_chunks)
         return num_chunks * self._cost.predict(shape)
 
-    def predict_ms(self, sequence: Sequence, now_s: float, num_streams: int, ahead_ms: float, rate: float) -> float:
-        """First token after arrival. `ahead_ms`: until then, by what is known now; `rate`: work done in a millisecond
-        meanwhile."""
+    def predict_ms(self, sequence: Sequence, now_s: float, num_streams: int, ahead_ms: float) -> float:
+        """First token after arrival. `ahead_ms`: until then, by what is known now."""
         if sequence.lane is Lane.FAST:
             self._fast_load.add(work_ms(self._cost, 0, sequence.num_uncached), now_s)
         else:
-            ahead_ms /= 1.0 - min(self._fast_load.per_ms(now_s) / rate, _MOST_LOAD)
+            # In full, not by the share of time that prefill has beside streams: where FAST prefill runs one stream less
+            # does, and its share is larger.
+            ahead_ms /= 1.0 - min(self._fast_load.per_ms(now_s), _MOST_LOAD)
         raw_ms = (now_s - sequence.arrival_s) * 1e3 + ahead_ms
         kind = (sequence.lane, sequence.num_uncached.bit_length(), min(num_streams, _MOST_COMPANY))
         self._raw[sequence.order] = raw_ms, kind

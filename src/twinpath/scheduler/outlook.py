@@ -40,9 +40,8 @@ class Outlook:
             self.gap_ms += _GAIN * (gap_ms - self.gap_ms)
         self._end_s = step.planned_s + elapsed_ms / 1e3 if elapsed_ms > 0.0 else 0.0
 
-    def first_token_ms(self, sequence: Sequence, now_s: float) -> tuple[float, float]:
-        """From the end of the planned steps to the first token of a waiting sequence, and the work done in a
-        millisecond meanwhile."""
+    def first_token_ms(self, sequence: Sequence, now_s: float) -> float:
+        """From the end of the planned steps to the first token of a waiting sequence."""
         queue = self.roster.all_waiting()
         index = queue.index(sequence)
         first = max(index - _MOST_AHEAD, 0)
@@ -51,12 +50,12 @@ class Outlook:
         target = waiting[index - first]
         running, chunks = self._running(now_s)
         if sequence.lane is Lane.FLEX:
-            for ghost in running:
+            for ghost in (*running, *waiting):
                 ghost.num_outputs_left = _ENDLESS  # In so long a time others come for those that go.
         rollout = Rollout(
             self.planner, self.gap_ms, self._num_layers, self.roster.max_running, running, waiting, chunks
         )
-        return rollout.until_first_token(target, rest_ms), rollout.rate
+        return rollout.until_first_token(target, rest_ms)
 
     def _ghost(self, sequence: Sequence, now_s: float) -> Ghost:
         return Ghost(sequence, self.roster.rank(sequence, now_s), _num_cached(sequence))

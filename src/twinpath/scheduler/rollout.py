@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field
+from math import ceil
 from typing import cast
 
 from twinpath.scheduler.chunk import Chunk
@@ -17,6 +18,8 @@ from twinpath.scheduler.sequence import Lane, Sequence
 
 #: Steps played through; what is left of a long prefill then goes on at the rate found.
 _MOST_STEPS = 48
+#: Of a slice, so much at least is spent on its layers.
+_LEAST_MS = 0.01
 #: As the scheduler has it: so few rows ride like decode rows.
 _SHORT_ROWS = 8
 
@@ -81,7 +84,14 @@ class GhostChunk:
 
     rows: list[GhostRow]
     lane: Lane
-    next_layer: int = 0
+    #: Of an engine that pauses anywhere: a fraction.
+    next_layer: float = 0
+
+    @property
+    def shape(self) -> StepShape:
+        """Of all its layers, nothing sampled."""
+        context = sum([prefill_context(row.start, row.length) for row in self.rows])
+        return StepShape(num_prefill=sum([row.length for row in self.rows]), prefill_context=context)
 
 
 @dataclass(slots=True)
@@ -102,7 +112,7 @@ class Rollout:
     #: That ran last.
     _chunk: GhostChunk | None = None
     #: At the last decode step: that chunk, its next layer, streams beside it, and `elapsed_ms`.
-    _beat: tuple[GhostChunk | None, int, int, float] = (None, 0, 0, 0.0)
+    _beat: tuple[GhostChunk | None, float, int, float] = (None, 0, 0, 0.0)
 
     def __post_init__(self) -> None:
         self.planner = copy(self.planner)
@@ -195,7 +205,7 @@ class Rollout:
         num_layers = chunk.next_layer - layer
         if before is chunk and num_streams == len(decode) and num_layers > 0:
             num_left = min(ghost.num_outputs_left for ghost in decode) if decode else 0
-            num = min((self.num_layers - chunk.next_layer - 1) // num_layers, num_left - 1)
+            num = min(ceil((self.num_layers - chunk.next_layer) / num_layers) - 1, num_left - 1)
             if num > 0:
                 self.elapsed_ms += num * (self.elapsed_ms - at_ms)
                 chunk.next_layer += num * num_layers
@@ -216,22 +226,42 @@ class Rollout:
                 ghost.chunk = chunk
         else:
             chunk = cast(GhostChunk, choice.chunk)
-        share = (layer_end - chunk.next_layer) / self.num_layers
-        chunk.next_layer = layer_end
-        context = sum(prefill_context(row.start, row.length) for row in chunk.rows)
-        num_sampled = sum(row.ghost.ends_with(row.length) for row in chunk.rows) if layer_end == self.num_layers else 0
-        self._pass(StepShape(0, 0, sum(row.length for row in chunk.rows), context, num_sampled, share))
-        self.done_ms += share * self._chunk_ms(chunk)
-        self._chunk = None if layer_end == self.num_layers else chunk
-        if layer_end == self.num_layers:
+        if choice.budget_ms is None:
+            self._run_layers(chunk, layer_end)
+        else:
+            self._run_for(chunk, choice.budget_ms)
+        is_through = chunk.next_layer >= self.num_layers
+        self._chunk = None if is_through else chunk
+        if is_through:
             self.chunks.remove(chunk)
             for row in chunk.rows:
                 row.ghost.chunk = None
                 row.ghost.run(row.length)
 
+    def _run_layers(self, chunk: GhostChunk, layer_end: int) -> None:
+        share = (layer_end - chunk.next_layer) / self.num_layers
+        chunk.next_layer = layer_end
+        num_sampled = sum(row.ghost.ends_with(row.length) for row in chunk.rows) if layer_end == self.num_layers else 0
+        shape = chunk.shape
+        self._pass(StepShape(0, 0, shape.num_prefill, shape.prefill_context, num_sampled, share))
+        self.done_ms += share * self._chunk_ms(chunk)
+
+    def _run_for(self, chunk: GhostChunk, budget_ms: float) -> None:
+        """As far as an engine that pauses gets in this time."""
+        first_ms, more_ms = self.planner.cost.predict_slices(chunk.shape, self.num_layers)
+        left = self.num_layers - chunk.next_layer
+        left_ms = first_ms + (left - 1) * more_ms
+        is_through = budget_ms >= left_ms
+        num_layers = left if is_through else max(budget_ms - first_ms + more_ms, _LEAST_MS) / more_ms
+        chunk.next_layer = self.num_layers if is_through else chunk.next_layer + num_layers
+        self._pass_ms(min(budget_ms, left_ms), has_decode=False)
+        self.done_ms += num_layers / self.num_layers * self._chunk_ms(chunk)
+
     def _pass(self, shape: StepShape) -> None:
-        step_ms = self.planner.cost.predict(shape)
-        self.planner.note_planned(step_ms, shape.num_decode > 0)
+        self._pass_ms(self.planner.cost.predict(shape), has_decode=shape.num_decode > 0)
+
+    def _pass_ms(self, step_ms: float, *, has_decode: bool) -> None:
+        self.planner.note_planned(step_ms, has_decode)
         self.elapsed_ms += step_ms + self.gap_ms
 
 
