@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from time import monotonic
 
@@ -12,6 +13,9 @@ from twinpath.engine.cuda_rank_messages import Drop, Finish, Launch, Message, Pi
 from twinpath.engine.cuda_step import Job
 from twinpath.errors import EngineError
 from twinpath.types import Float32s, TokenMasks
+
+#: No work for so long: nobody waits.
+_REST_S = 0.5
 
 
 class FollowedPlans:
@@ -68,11 +72,14 @@ def follow(channel: RankChannel, launcher: Launcher, spin_s: float = 0.0) -> Non
 
     Raises: RankClosed then; and as `FollowedPlans.take`.
     """
-    plans, until_s = FollowedPlans(launcher), 0.0
+    plans, worked_s, has_garbage = FollowedPlans(launcher), 0.0, False
     while True:
-        message = channel.receive(max(0.0, until_s - monotonic()))
-        if isinstance(message, Ping):
-            channel.send(message)
-        else:
+        message = channel.receive(max(0.0, worked_s + spin_s - monotonic()))
+        if not isinstance(message, Ping):
             plans.take(message)
-            until_s = monotonic() + spin_s
+            worked_s, has_garbage = monotonic(), True
+            continue
+        channel.send(message)
+        if has_garbage and monotonic() - worked_s > _REST_S:  # A collection beside a step would hold up every card.
+            gc.collect()
+            has_garbage = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,6 +57,9 @@ def run_rank(channel: RankChannel, config: EngineConfig, max_slots: int, step_to
         shard, store = join_leader(channel)
         torch.cuda.set_device(shard.rank)
         engine = open_cuda(config, max_slots, step_tokens, lambda *_: None, _form(config, shard, store))
+        gc.collect()
+        gc.freeze()
+        gc.disable()  # `follow` collects when it rests.
         channel.send(Loaded())
         follow(channel, engine.launcher, config.spin_s or 0.0)
     except RankClosed:

@@ -101,7 +101,10 @@ def join_leader(channel: RankChannel) -> tuple[Shard, TCPStore]:
 
 
 class Followers:
-    """Rank 0's other ranks: started, watched, and gone when this is closed or this process ends."""
+    """Rank 0's other ranks: started, watched, and gone when this is closed or this process ends.
+
+    To be made in the main thread: Linux ends them with the thread that started them.
+    """
 
     def __init__(self, world: int, command: Command, on_loss: OnLoss, silent_s: float = _SILENT_S) -> None:
         """silent_s: how long a rank may leave a question unanswered."""
