@@ -8,15 +8,31 @@ from twinpath.kernels.prefill_rows.spec import Rows
 from twinpath.kernels.step_inputs import launch, reference
 
 
-def test_updates_go_where_they_say(device: torch.device) -> None:
-    words = torch.arange(3000, dtype=torch.int32, device=device)
-    where = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:1500].int().to(device)
-    pairs = torch.stack((where, -where - 1), dim=1)
-    other = words.clone()
-    launch.update_words(words, pairs)
-    reference.update_words(other, pairs)
-    assert torch.equal(words, other)
-    assert int((words < 0).sum()) == 1500
+def test_blocks_are_fetched_in_turn(device: torch.device) -> None:
+    """More rows and pairs than one load holds, then few; the second block's place comes round again."""
+    results = []
+    for module in (launch, reference):
+        ring = torch.zeros(2, 2 + 20_000, dtype=torch.int32)
+        fetched, turn = torch.zeros(1, dtype=torch.int64), torch.tensor([1], device=device)
+        if device.type == "cuda":
+            ring, fetched = ring.pin_memory(), fetched.pin_memory()
+        block = torch.full((9000,), 5, dtype=torch.int32, device=device)
+        words = torch.zeros(6000, dtype=torch.int32, device=device)
+        for number, (num_rows, num_pairs) in enumerate(((9000, 5000), (3, 1)), start=1):
+            places = torch.randperm(6000, generator=torch.Generator().manual_seed(number))[:num_pairs].int()
+            pairs = torch.stack((places, -places - number), dim=1)
+            rows = torch.arange(num_rows, dtype=torch.int32) * number
+            filled = torch.cat((torch.tensor([num_rows, num_pairs], dtype=torch.int32), rows, pairs.flatten()))
+            ring[number % 2, : len(filled)] = filled
+        for number in (2, 3):
+            module.fetch_inputs(ring, turn, fetched, block, words)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            assert turn.item() == fetched.item() == number
+        results.append((block.tolist(), words.tolist()))
+    assert results[0] == results[1]
+    assert results[0][0][:5] == [0, 2, 4, 3, 4] and results[0][0][-1] == 8999
+    assert sum(word < 0 for word in results[0][1]) in (5000, 5001)
 
 
 def test_decode_rows_come_from_their_slots(device: torch.device) -> None:

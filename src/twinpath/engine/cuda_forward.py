@@ -19,6 +19,7 @@ from twinpath.kernels.prefill_attention.spec import AttentionTiling, KeyParts, r
 from twinpath.kernels.prefill_rows.spec import HeadShape, Rows
 
 if TYPE_CHECKING:
+    from twinpath.engine.cuda_streams import StreamedProducts
     from twinpath.kernels.paged_attention.kernel import PagedAttention
     from twinpath.kernels.prefill_attention.library import LibraryAttention
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 #: its launches take 14 ms: what unshared attention adds to 128 rows of an 8B from about 10,000 tokens on.
 FEW_ROWS = 512
 LONG_CONTEXT = 12_288
+#: Steps of up to so many rows take `StreamedProducts`.
+STREAMED_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ def forward_bytes(weights: PackedWeights, max_rows: int, max_picks: int) -> int:
     spec, size = weights.spec, weights.embed.element_size()
     heads = 2 * spec.num_heads + 2 * spec.num_kv_heads + spec.num_heads
     per_row = 4 * spec.hidden_size + size * (2 * spec.hidden_size + heads * spec.head_dim + 3 * spec.intermediate_size)
-    return max_rows * per_row + max_picks * (4 * spec.vocab_size + size * spec.hidden_size)
+    sums = STREAMED_ROWS * 4 * (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    return max_rows * per_row + max_picks * (4 * spec.vocab_size + size * spec.hidden_size) + sums
 
 
 class Forward:
@@ -76,11 +80,18 @@ class Forward:
         self._gated = buffer(max_rows, spec.intermediate_size)
         num_tiles = -(-min(max_rows, FEW_ROWS) // rows_per_tile(self.shape, tiling)) + max_picks
         self._parts = KeyParts.allocate(self.shape, tiling, num_tiles, device) if tiling.shares_contexts else None
+        self._streams: StreamedProducts | None = None
         #: Takes attention over from the operations, where the card and the model allow.
         self.paged: PagedAttention | None = None
         self._last = buffer(max_picks, spec.hidden_size)
         self.logits_buffer = buffer(max_picks, spec.vocab_size, torch.float32)
         self._own_logits = None if operations.ranks is None else buffer(max_picks, len(weights.head), torch.float32)
+
+    def stream_products(self) -> None:
+        """From now on few rows go through `StreamedProducts`, where the card and the model allow."""
+        from twinpath.engine.cuda_streams import make_streams  # needs Triton's binaries, which a CPU may lack
+
+        self._streams = make_streams(self.weights, self._x, self._attended, self._gated)
 
     @property
     def shares_contexts(self) -> bool:
@@ -107,35 +118,58 @@ class Forward:
         chunks: rows whose attention the library does; `rows.tiles` leaves them out.
         """
         weights, spec, num_rows = self.weights.layers[index], self.weights.spec, len(residual)
-        x, change = self._x[:num_rows], self._change[:num_rows]
+        x, change, streams = self._x[:num_rows], self._change[:num_rows], self._streams_of(num_rows)
         self._add_change(index - 1, residual, weights.attn_norm, has_change=not first)
         qkv, q, attended = self._qkv[:num_rows], self._q[:num_rows], self._attended[:num_rows]
-        self._ops.linear(x, weights.qkv, qkv)
-        rope, pages = self.weights.rope_tables[spec.layer_rope[index]], (self._kv.k[index], self._kv.v[index])
-        self._ops.rotate_append(qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape)
-        window, parts = spec.layer_window[index], self._parts if share else None
-        if self.paged is None:
-            self._ops.attend(q, rows, pages, attended, spec.attn_scale, window, self.shape, self._tiling, parts)
+        if streams is not None:
+            qkv = streams.qkv(index, num_rows)
         else:
-            if first:
-                self.paged.plan(rows.tiles, splits=num_rows <= FEW_ROWS)
-            self.paged.attend(index, q, rows.tables, attended)
-        for chunk in chunks:
-            assert self.library is not None
-            own = slice(chunk.row, chunk.row + chunk.length)
-            table = rows.tables[chunk.slot]
-            self.library.attend(q[own], table, chunk.start, pages, attended[own], spec.attn_scale)
-        self._ops.linear(attended, weights.o, change)
-        if self._ranks is not None:
-            self._ranks.add_up(change)
+            self._ops.linear(x, weights.qkv, qkv)
+        rope, pages = self.weights.rope_tables[spec.layer_rope[index]], (self._kv.k[index], self._kv.v[index])
+        self._ops.rotate_append(
+            qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape, pdl=streams is not None
+        )
+        self._attend(index, rows, chunks, num_rows, is_first=first, share=share)
+        if streams is not None:
+            change = streams.o(index, num_rows)
+        else:
+            self._ops.linear(attended, weights.o, change)
+            if self._ranks is not None:
+                self._ranks.add_up(change)
         post = weights.post_norms[0] if weights.post_norms else None
-        self._ops.add_norm(residual, change, weights.mlp_norm, x, spec.norm_eps, bias=weights.o_bias, post_weight=post)
+        self._ops.add_norm(
+            residual, change, weights.mlp_norm, x, spec.norm_eps,
+            bias=weights.o_bias, post_weight=post, pdl=streams is not None,
+        )  # fmt: skip
+        if streams is not None:
+            streams.gate(index, num_rows)
+            streams.down(index, num_rows)
+            return
         gate_up, gated = self._gate_up[:num_rows], self._gated[:num_rows]
         self._ops.linear(x, weights.gate_up, gate_up)
         self._ops.gate(gate_up, spec.activation, gated)
         self._ops.linear(gated, weights.down, change)
         if self._ranks is not None:
             self._ranks.add_up(change)
+
+    def _attend(
+        self, index: int, rows: Rows, chunks: Sequence[Chunk], num_rows: int, *, is_first: bool, share: bool
+    ) -> None:
+        """From the layer's q, with keys and values on their pages, to `attended`."""
+        spec, pages = self.weights.spec, (self._kv.k[index], self._kv.v[index])
+        q, attended = self._q[:num_rows], self._attended[:num_rows]
+        window, parts = spec.layer_window[index], self._parts if share else None
+        if self.paged is None:
+            self._ops.attend(q, rows, pages, attended, spec.attn_scale, window, self.shape, self._tiling, parts)
+        else:
+            if is_first:
+                self.paged.plan(rows.tiles, splits=num_rows <= FEW_ROWS)
+            self.paged.attend(index, q, rows.tables, attended, pdl=self._streams_of(num_rows) is not None)
+        for chunk in chunks:
+            assert self.library is not None
+            own = slice(chunk.row, chunk.row + chunk.length)
+            table = rows.tables[chunk.slot]
+            self.library.attend(q[own], table, chunk.start, pages, attended[own], spec.attn_scale)
 
     def finish_layers(self, last_layer: int, residual: Tensor) -> None:
         """Add what `last_layer` left; now `residual` may be kept, read or continued by another step."""
@@ -166,5 +200,13 @@ class Forward:
         post = None
         if has_change and (norms := self.weights.layers[last_layer].post_norms):
             post = norms[1]
-        change = self._change[:num_rows] if has_change else None
-        self._ops.add_norm(residual, change, next_norm, self._x[:num_rows], eps, post_weight=post)
+        streams = self._streams_of(num_rows)
+        change = self._change[:num_rows] if streams is None else streams.change(num_rows)
+        self._ops.add_norm(
+            residual, change if has_change else None, next_norm, self._x[:num_rows], eps,
+            post_weight=post, pdl=streams is not None and next_norm is not None,
+        )  # fmt: skip
+
+    def _streams_of(self, num_rows: int) -> StreamedProducts | None:
+        """Who computes the products of a step of so many rows; None: the library."""
+        return self._streams if num_rows <= STREAMED_ROWS else None

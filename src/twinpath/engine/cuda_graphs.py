@@ -80,6 +80,8 @@ class Captures:
     views: Callable[[Shape], InputViews]
     shape_of: Callable[[int], Shape]
     info: EngineInfo
+    #: Brings the next step's inputs: every graph that begins a step begins with it.
+    fetch: Callable[[], None]
 
 
 def capture_graphs(c: Captures, step: DecodeStep | None) -> StepGraphs:
@@ -96,6 +98,7 @@ def _capture_decode(c: Captures, step: DecodeStep, tier: int, pool: Pool) -> Dec
     views, buffers = c.views(decode_shape(tier)), step.buffers
 
     def forward() -> None:
+        c.fetch()
         c.operations.feed_decode(
             views.rows, tier, buffers.tokens, buffers.positions, buffers.block_tables, c.info.page_size
         )
@@ -126,6 +129,7 @@ def _capture_prefill(c: Captures, tier: int, pool: Pool) -> PrefillGraphs:
 
         def run(layers: range = layers) -> None:
             if layers.start == 0:
+                c.fetch()
                 c.forward.embed(views.rows, residual)
             for layer in layers:
                 c.forward.layer(layer, views.rows, residual, first=layer == 0)

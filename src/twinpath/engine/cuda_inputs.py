@@ -1,15 +1,21 @@
-"""Step inputs on their way to the card: pinned blocks, one copy a step, and views of where the copy lands."""
+"""Step inputs on their way to the card: pinned blocks, which the card fetches, and views of where they land."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from twinpath.engine.cuda_ops import Operation
 from twinpath.engine.cuda_rows import Shape
 from twinpath.kernels.prefill_rows.spec import Rows
+from twinpath.types import Int32s
+
+#: Words before a block's rows: how many words of rows there are, and how many pairs.
+HEADER = 2
 
 
 class Mark(Protocol):
@@ -58,35 +64,52 @@ class InputViews:
     masks: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a step brings: words int32 [N] as `InputViews` reads its rows, then pairs (index, value) for the tables."""
+
+    words: Int32s
+    num_row_words: int
+
+
 class InputBlocks:
-    """A ring of pinned host blocks and the one device block that they are copied to."""
+    """A ring of pinned host blocks, and the one device block that the card fetches the next of them to.
+
+    Card and host count the blocks, so a captured graph can begin with "fetch the next": a step that is replayed needs
+    no copy, and no launch, before it.
+    """
 
     def __init__(self, num_blocks: int, num_words: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
-        self._host = [torch.zeros(num_words, dtype=torch.int32, pin_memory=pinned) for _ in range(num_blocks)]
-        self._sent = [make_mark(device) for _ in range(num_blocks)]
+        self._ring = torch.zeros(num_blocks, HEADER + num_words, dtype=torch.int32, pin_memory=pinned)
+        self._fetched = torch.zeros(1, dtype=torch.int64, pin_memory=pinned)
+        self._rows, self._num_fetched = self._ring.numpy(), self._fetched.numpy()
+        self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         self._device = torch.zeros(num_words, dtype=torch.int32, device=device)
-        self._next = 0
+        self._num_put = 0
         self._views: dict[Shape, InputViews] = {}
 
     def clear(self) -> None:
-        """Make every row of every shape padding."""
+        """Make every row of every shape padding, and count from zero; nothing may be under way."""
+        if self._device.is_cuda:
+            torch.cuda.synchronize()
         self._device.fill_(-1)
+        self._rows[:, :HEADER] = 0
+        self._turn.zero_()
+        self._num_fetched[0] = self._num_put = 0
 
-    def take(self) -> tuple[int, Tensor]:
-        """The next host block, once its last copy is over."""
-        index = self._next
-        self._next = (index + 1) % len(self._host)
-        self._sent[index].synchronize()
-        return index, self._host[index]
+    def put(self, inputs: StepInputs) -> None:
+        """The block after the last. Waits for the card where it has not fetched the ring's oldest."""
+        while self._num_put - int(self._num_fetched[0]) >= len(self._rows):
+            time.sleep(0)
+        row, size = self._rows[self._num_put % len(self._rows)], len(inputs.words)
+        row[HEADER : HEADER + size] = inputs.words
+        row[:HEADER] = inputs.num_row_words, (size - inputs.num_row_words) // 2
+        self._num_put += 1
 
-    def send(self, index: int, num_words: int) -> None:
-        self._device[:num_words].copy_(self._host[index][:num_words], non_blocking=True)
-        self._sent[index].record()
-
-    def pairs(self, shape: Shape, num_words: int) -> Tensor:
-        """The updates that came behind the rows: int32 [N, 2]."""
-        return self._device[shape.num_words : num_words].view(-1, 2)
+    def fetch(self, operation: Operation, words: Tensor) -> None:
+        """The next block that was put, or is put before a captured `fetch` runs; its pairs go into `words`."""
+        operation(self._ring, self._turn, self._fetched, self._device, words)
 
     def views(self, shape: Shape, tables: Tensor, history: Tensor) -> InputViews:
         """Where a block of `shape` lands; the same addresses every time, for the same `tables` and `history`."""

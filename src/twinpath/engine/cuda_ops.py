@@ -24,7 +24,7 @@ class Operations:
     attend: Operation
     sample_rows: Operation
     score_rows: Operation
-    update_words: Operation
+    fetch_inputs: Operation
     feed_decode: Operation
     #: With whom the model is shared.
     ranks: Collective | None = None
@@ -47,7 +47,7 @@ def triton_operations(vocab_size: int, device: torch.device, *, batch_invariant:
     linear = fixed_linear.linear if batch_invariant else vendor_linear.linear
     return Operations(
         linear, rows.embed_rows, rows.add_norm, rows.rotate_append, rows.gate, attention.attend, sample_rows,
-        sampler.score_rows, inputs.update_words, inputs.feed_decode,
+        sampler.score_rows, inputs.fetch_inputs, inputs.feed_decode,
     )  # fmt: skip
 
 
@@ -61,5 +61,5 @@ def plain_operations() -> Operations:
 
     return Operations(
         vendor_linear.linear, rows.embed_rows, rows.add_norm, rows.rotate_append, rows.gate, attention.attend,
-        sampler.sample_rows, sampler.score_rows, inputs.update_words, inputs.feed_decode,
+        sampler.sample_rows, sampler.score_rows, inputs.fetch_inputs, inputs.feed_decode,
     )  # fmt: skip

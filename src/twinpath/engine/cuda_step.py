@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from twinpath.engine.cuda_forward import FEW_ROWS, LONG_CONTEXT, Chunk, Forward
 from twinpath.engine.cuda_graphs import Captures, DecodeGraphs, StepGraphs, capture_graphs, decode_shape
-from twinpath.engine.cuda_inputs import InputBlocks, InputViews, Mark, make_mark
+from twinpath.engine.cuda_inputs import InputBlocks, InputViews, Mark, StepInputs, make_mark
 from twinpath.engine.cuda_logprobs import KeptLogits, PromptScorer, prompt_logprobs, wants_prompt
 from twinpath.engine.cuda_memory import NUM_RESIDUALS
 from twinpath.engine.cuda_ops import Operations
@@ -39,6 +40,8 @@ class Piece:
     num_layers: int
     #: It samples with the plan's masks, which the host may still be filling.
     needs_masks: bool = False
+    #: A graph whose first kernel fetches the step's inputs.
+    fetches: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -47,12 +50,14 @@ class Job:
 
     plan: StepPlan
     rows: StepRows = field(default_factory=StepRows)
+    #: Of a started job whose first piece was not launched yet.
+    inputs: StepInputs | None = None
     #: None until the job was started.
     pieces: deque[Piece] | None = None
     #: Of launched pieces, oldest first.
     marks: deque[tuple[Mark, int]] = field(default_factory=deque)
     output: StepOutput = field(default_factory=StepOutput)
-    #: Which of the ring's host buffers carry its inputs and results.
+    #: Which of the ring's host buffers carry its masks and results.
     ring: int = 0
     started_s: float = 0.0
     stop: bool = False
@@ -94,6 +99,7 @@ class StepLauncher:
         self._scorer = PromptScorer(forward, operations.score_rows, tables.state, self._work)
         self._device = device
         self._free_marks: list[Mark] = []
+        self._next_ring = 0
 
     def capture(self, step: DecodeStep | None) -> None:
         """Capture every graph; from now on decode steps run as `step` and short prefills as graphs."""
@@ -107,32 +113,34 @@ class StepLauncher:
             self._views,
             self._shape,
             self._info,
+            self._fetch,
         )
         self._graphs = capture_graphs(captures, step)
         if self._forward.shares_contexts:  # Every kernel is compiled before ready.
             rows = self._views(self._shape(min(FEW_ROWS, self._info.max_step_tokens))).rows
             self._forward.layer(0, rows, self._residual[: len(rows.tokens)], first=True, share=True)
         self._scorer.warm_up(self._residual)
+        self._fetch()
+        self._blocks.clear()
 
     def start(self, job: Job) -> None:
-        """Bind, check and lay out the plan, send its inputs and say which pieces it has."""
+        """Bind, check and lay out the plan and say which pieces it has."""
         plan = job.plan
         job.started_s = time.perf_counter()
         job.rows = rows = self._binder.resolve(plan)
         job.output.failures.update(rows.failures)
         decode, shape = self._choose(plan, rows)
-        job.ring, block = self._blocks.take()
+        job.ring = self._next_ring
+        self._next_ring = (job.ring + 1) % len(self._results)
         masks = {} if plan.masks is None else {index: i for i, index in enumerate(plan.masks.segments.tolist())}
         chunks = self._chunks(rows) if decode is None else []
-        words = write_rows(
-            rows, shape, self._tile_rows, block.numpy(), lambda index: masks.get(index, -1), {c.row for c in chunks}
-        )
-        self._blocks.send(job.ring, words)
-        if words > shape.num_words:
-            self._ops.update_words(self._tables.words, self._blocks.pairs(shape, words))
+        words = np.empty(shape.num_words + sum(pairs.size for pairs in rows.pairs), np.int32)
+        write_rows(rows, shape, self._tile_rows, words, lambda index: masks.get(index, -1), {c.row for c in chunks})
+        job.inputs = StepInputs(words, shape.num_words)
         for init in rows.inits:
             fill_tables(self._tables.state, init.slot, init.sampling, init.history, init.num_prompt)
         if not rows.runs:
+            self._send(job, fetches=False)
             self._binder.release(plan)
             job.pieces = deque()
         elif decode is not None:
@@ -144,6 +152,7 @@ class StepLauncher:
         """Launch the next piece of a started job."""
         assert job.pieces
         piece = job.pieces.popleft()
+        self._send(job, fetches=piece.fetches)
         piece.launch()
         mark = self._free_marks.pop() if self._free_marks else make_mark(self._device)
         mark.record()
@@ -159,7 +168,8 @@ class StepLauncher:
         return num_layers
 
     def drop(self, job: Job) -> None:
-        """The job was left; nothing of it counts."""
+        """The job was left; nothing of it counts but what it says of the slots' tables."""
+        self._send(job, fetches=False)
 
     def finish(self, job: Job) -> StepOutput:
         """What the job produced, once its last mark was reached."""
@@ -180,6 +190,18 @@ class StepLauncher:
                 num_top = run.bound.sampling.logprobs
                 output.logprobs[run.index] = [self._logprob(job.ring, index, tokens[index], num_top)]
         return output
+
+    def _send(self, job: Job, *, fetches: bool) -> None:
+        """Put the job's inputs where the card fetches them; it does so now unless the next piece `fetches`."""
+        if job.inputs is None:
+            return
+        self._blocks.put(job.inputs)
+        job.inputs = None
+        if not fetches:
+            self._fetch()
+
+    def _fetch(self) -> None:
+        self._blocks.fetch(self._ops.fetch_inputs, self._tables.words)
 
     def _choose(self, plan: StepPlan, rows: StepRows) -> tuple[DecodeGraphs | None, Shape]:
         """Decode graphs where every segment is one row that runs and samples, all layers; else the rows' shape."""
@@ -217,9 +239,9 @@ class StepLauncher:
     def _decode_pieces(self, job: Job, graphs: DecodeGraphs) -> list[Piece]:
         num_layers = self._info.num_layers
         if job.plan.masks is None:
-            return [Piece(partial(self._decode, job, graphs), num_layers)]
+            return [Piece(partial(self._decode, job, graphs), num_layers, fetches=True)]
         return [
-            Piece(graphs.forward.replay, num_layers),
+            Piece(graphs.forward.replay, num_layers, fetches=True),
             Piece(partial(self._sample_decoded, job, graphs), 0, needs_masks=True),
         ]
 
@@ -246,7 +268,7 @@ class StepLauncher:
         if is_captured and is_whole and plan.residual is None and not share:
             assert self._graphs is not None
             pieces = self._graphs.prefill[shape.rows].pieces
-            return [*(Piece(graph.replay, num) for graph, num in pieces), finish]
+            return [*(Piece(graph.replay, num, fetches=i == 0) for i, (graph, num) in enumerate(pieces)), finish]
         layers = range(plan.layer_begin, plan.layer_end)
         run = partial(self._layer, plan, views, residual, chunks, share)
         return [*(Piece(partial(run, index), 1) for index in layers), finish]

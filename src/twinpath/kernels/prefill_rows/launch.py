@@ -67,8 +67,8 @@ def rotate_append(
 ) -> None:
     """Head norms and rotation; q [R, H * D] is written, k and v go to their pages.
 
-    Shapes: qkv [R, (H + 2 K) * D], or float32 [S, R, (H + 2 K) * D] to be added along S; rope float32 [positions, D] (cos, then sin); pages: k and v of one layer,
-        [num_pages, K, page_size, D] each.
+    Shapes: qkv [R, (H + 2 K) * D], or float32 [S, R, (H + 2 K) * D] to be added along S; rope float32
+        [positions, D] (cos, then sin); pages: k and v of one layer, [num_pages, K, page_size, D] each.
     """
     q_norm, k_norm = head_norms or (None, None)
     kernel.rotate_append_kernel[(qkv.shape[-2], 3)](

@@ -6,14 +6,30 @@ import triton
 import triton.language as tl
 
 
-# How many there are differs from step to step; a number that Triton specialised on would be compiled while others wait.
-@triton.jit(do_not_specialize=["num_pairs"])
-def update_kernel(words, pairs, num_pairs, BLOCK: tl.constexpr):
-    """words[pairs[i, 0]] = pairs[i, 1]."""
-    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = lanes < num_pairs
-    where = tl.load(pairs + 2 * lanes, mask=inside, other=0)
-    tl.store(words + where, tl.load(pairs + 2 * lanes + 1, mask=inside, other=0), mask=inside)
+@triton.jit
+def fetch_kernel(
+    ring, num_blocks, block_words, turn, fetched, block, words, HEADER: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program: the next block of a ring in the host's memory. Its rows go to `block`, its pairs say what to write
+    where in `words`; then the host reads in `fetched` that this place of the ring is free."""
+    number = tl.load(turn)
+    source = ring + (number % num_blocks) * block_words
+    lanes = tl.arange(0, BLOCK)
+    # Most steps' rows come with this load, which does not wait for the header.
+    values = tl.load(source + HEADER + lanes, mask=HEADER + lanes < block_words, other=0, cache_modifier=".cv")
+    num_rows, num_pairs = tl.load(source, cache_modifier=".cv"), tl.load(source + 1, cache_modifier=".cv")
+    tl.store(block + lanes, values, mask=lanes < num_rows)
+    for first in range(BLOCK, num_rows, BLOCK):
+        more = tl.load(source + HEADER + first + lanes, mask=first + lanes < num_rows, other=0, cache_modifier=".cv")
+        tl.store(block + first + lanes, more, mask=first + lanes < num_rows)
+    for first in range(0, num_pairs, BLOCK):
+        pair, inside = source + HEADER + num_rows + 2 * (first + lanes), first + lanes < num_pairs
+        where = tl.load(pair, mask=inside, other=0, cache_modifier=".cv")
+        what = tl.load(pair + 1, mask=inside, other=0, cache_modifier=".cv")
+        tl.store(words + where, what, mask=inside)
+    tl.debug_barrier()  # What was loaded has been stored.
+    tl.store(turn, number + 1)
+    tl.store(fetched, number + 1)
 
 
 @triton.jit

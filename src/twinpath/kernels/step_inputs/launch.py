@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 
 from twinpath.kernels.prefill_rows.spec import Rows
 from twinpath.kernels.step_inputs import kernel
 
 _BLOCK = 1024
+_FETCH_BLOCK = 4096
+#: Words before a block's rows, as in `engine/cuda_inputs.py`.
+_HEADER = 2
 
 
-def update_words(words: Tensor, pairs: Tensor) -> None:
-    """words int32 [N]; pairs int32 [P, 2] of (index, value), every index once."""
-    num = pairs.shape[0]
-    kernel.update_kernel[(triton.cdiv(num, _BLOCK),)](words, pairs, num, BLOCK=_BLOCK)
+def fetch_inputs(ring: Tensor, turn: Tensor, fetched: Tensor, block: Tensor, words: Tensor) -> None:
+    """The ring's block number `turn` goes to `block`, its pairs (index, value) into `words`; both counts grow by one.
+
+    Shapes: ring int32 [num_blocks, 2 + N] and fetched int64 [1], in the host's pinned memory; turn int64 [1];
+        block int32 [N]; words int32 [W]. A step names every index once.
+    """
+    kernel.fetch_kernel[(1,)](
+        ring, len(ring), ring.stride(0), turn, fetched, block, words, HEADER=_HEADER, BLOCK=_FETCH_BLOCK, num_warps=16
+    )
 
 
 def feed_decode(

@@ -8,8 +8,14 @@ from torch import Tensor
 from twinpath.kernels.prefill_rows.spec import Rows
 
 
-def update_words(words: Tensor, pairs: Tensor) -> None:
+def fetch_inputs(ring: Tensor, turn: Tensor, fetched: Tensor, block: Tensor, words: Tensor) -> None:
+    source = ring[int(turn) % len(ring)]
+    num_rows, num_pairs = source[:2].tolist()
+    block[:num_rows] = source[2 : 2 + num_rows]
+    pairs = source[2 + num_rows : 2 + num_rows + 2 * num_pairs].view(-1, 2).to(words.device)
     words[pairs[:, 0].long()] = pairs[:, 1]
+    turn.add_(1)
+    fetched.copy_(turn)
 
 
 def feed_decode(

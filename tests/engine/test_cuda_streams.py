@@ -1,0 +1,101 @@
+"""Which products a step takes: few rows stream, and what they leave is found by whoever comes next."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from benchmarks.gpu_models import LLAMA_8B, QWEN25_7B
+from torch import Tensor
+
+from engine.engines import NUM_PAGES, PAGE_SIZE, PROMPTS
+from engine.random_models import SPECS, random_weights
+from engine.step_driver import Driver
+from twinpath.engine import cuda_forward
+from twinpath.engine.cuda import CudaEngine
+from twinpath.engine.cuda_forward import Forward
+from twinpath.engine.cuda_memory import CudaOptions
+from twinpath.engine.cuda_streams import make_streams, projection_shapes
+from twinpath.engine.cuda_weights import PackedWeights, pack_weights
+from twinpath.kernels.stream_linear.spec import LinearShape
+
+
+class PlainStreams:
+    """The streamed products' plain twin: one result, overwritten by the next product."""
+
+    def __init__(self, weights: PackedWeights, x: Tensor, attended: Tensor, gated: Tensor) -> None:
+        self._weights, self._x, self._attended, self._gated = weights, x, attended, gated
+        self._result = torch.zeros(0)
+        self.num_products = 0
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        self._result.fill_(float("nan"))
+        self._result = x @ weight.T
+        self.num_products += 1
+        return self._result
+
+    def qkv(self, layer: int, num_rows: int) -> Tensor:
+        return self._product(self._x[:num_rows], self._weights.layers[layer].qkv)
+
+    def o(self, layer: int, num_rows: int) -> Tensor:
+        return self._product(self._attended[:num_rows], self._weights.layers[layer].o)
+
+    def gate(self, layer: int, num_rows: int) -> None:
+        gates, ups = (self._x[:num_rows] @ self._weights.layers[layer].gate_up.T).chunk(2, dim=1)
+        self._gated[:num_rows] = F.silu(gates) * ups
+
+    def down(self, layer: int, num_rows: int) -> Tensor:
+        return self._product(self._gated[:num_rows], self._weights.layers[layer].down)
+
+    def change(self, num_rows: int) -> Tensor:
+        return self._result
+
+
+def build() -> CudaEngine:
+    spec = SPECS["qwen2"]
+    packed = pack_weights(spec, random_weights(spec), torch.device("cpu"), torch.float32, spec.max_position)
+    options = CudaOptions(
+        device="cpu", kernels="plain", graphs=False, page_size=PAGE_SIZE, num_pages=NUM_PAGES, max_slots=6,
+        max_step_tokens=128,
+    )  # fmt: skip
+    return CudaEngine(packed, options)
+
+
+def logprobs(engine: CudaEngine) -> list[float]:
+    """Of the chosen tokens: a chunk of 30 rows, the prompt's last 7, three decode steps."""
+    driver = Driver(engine, logprobs=5)
+    sequence = driver.sequence(1, PROMPTS[0])
+    found: list[float] = []
+    for step in range(5):
+        inits = [sequence] if step == 0 else []
+        result = driver.run([driver.chunk(sequence, 30 if step == 0 else None)], inits=inits)
+        found += [entry.logprob for entries in result.logprobs.values() for entry in entries]
+    return found
+
+
+def test_few_rows_stream_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = logprobs(build())
+    monkeypatch.setattr(cuda_forward, "STREAMED_ROWS", 16)
+    engine = build()
+    forward: Forward = engine.launcher._forward  # type: ignore[attr-defined]
+    streams = PlainStreams(forward.weights, forward._x, forward._attended, forward._gated)
+    forward._streams = streams  # type: ignore[assignment]
+    got = logprobs(engine)
+    assert got == pytest.approx(right, abs=1e-4) and len(got) == 4
+    # The chunk of 30 rows goes to the library.
+    assert streams.num_products == 4 * 3 * engine.info.num_layers
+
+
+def test_shapes_are_those_of_the_weights() -> None:
+    assert projection_shapes(LLAMA_8B) == {
+        "qkv": LinearShape(6144, 4096),
+        "o": LinearShape(4096, 4096),
+        "gate_up": LinearShape(14_336, 4096, gated=True),
+        "down": LinearShape(4096, 14_336),
+    }
+    assert projection_shapes(QWEN25_7B)["qkv"] == LinearShape(4608, 3584)
+
+
+def test_no_card_no_streams() -> None:
+    forward: Forward = build().launcher._forward  # type: ignore[attr-defined]
+    assert make_streams(forward.weights, forward._x, forward._attended, forward._gated) is None
