@@ -174,7 +174,7 @@ def build_compiler(settings: WorkerSettings) -> GrammarCompiler:
 
 
 def load_tokens(settings: WorkerSettings) -> tuple[TextModel, int]:
-    """The model's tokens, for grammars, and how many rows its output has; its template is not used here."""
+    """The model's tokens, for grammars, and how many rows its output has."""
     from twinpath.model.files import files_at
     from twinpath.text import load_text
 
@@ -183,7 +183,7 @@ def load_tokens(settings: WorkerSettings) -> tuple[TextModel, int]:
         from twinpath.text.byte_model import byte_model
 
         return byte_model(), load_script(settings.engine.model_path).engine.vocab_size
-    text = load_text(files_at(settings.engine.model_path))
+    text = load_text(files_at(settings.engine.model_path), override_template="")  # Nothing is rendered here.
     return text, text.tokenizer.vocab_size
 
 
