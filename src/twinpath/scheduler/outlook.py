@@ -13,6 +13,8 @@ from twinpath.scheduler.step import Step
 _MOST_AHEAD = 32
 _MOST_BEHIND = 4
 _ENDLESS = 1 << 30
+#: Who waits and may say so much will be a stream among others.
+_STREAM_TOKENS = 32
 _NO_RANK = (False, 0.0, 0)
 
 #: Time between two steps is followed so slowly; a longer one was a rest.
@@ -50,8 +52,9 @@ class Outlook:
         target = waiting[index - first]
         running, chunks = self._running(now_s)
         if sequence.lane is Lane.FLEX:
-            for ghost in (*running, *waiting):
-                ghost.num_outputs_left = _ENDLESS  # In so long a time others come for those that go.
+            # In so long a time others come for those that go.
+            for ghost in (*running, *[other for other in waiting if other.num_outputs_left >= _STREAM_TOKENS]):
+                ghost.num_outputs_left = _ENDLESS
         rollout = Rollout(
             self.planner, self.gap_ms, self._num_layers, self.roster.max_running, running, waiting, chunks
         )

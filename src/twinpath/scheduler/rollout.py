@@ -139,6 +139,8 @@ class Rollout:
         return sum(work_ms(cost, ghost.num_planned, ghost.num_known - ghost.num_planned) for ghost in ahead)
 
     def _admit(self) -> None:
+        if not self.waiting:
+            return
         index = 0
         has_flex = any(ghost.lane is Lane.FLEX and ghost.is_prefill for ghost in self.running)
         while index < len(self.waiting) and len(self.running) < self.max_running:
@@ -152,10 +154,13 @@ class Rollout:
     def _step(self) -> bool:
         decode: list[Ghost] = []
         prefill: list[Ghost] = []
+        has_prefill = bool(self.chunks)
         for ghost in self.running:
-            if length := ghost.num_plannable:
-                (decode if length <= _SHORT_ROWS else prefill).append(ghost)
-        if not prefill and not self.chunks and not any(ghost.is_prefill for ghost in decode):
+            if not (length := ghost.num_plannable):
+                continue
+            has_prefill = has_prefill or ghost.num_known > ghost.num_planned
+            (decode if length <= _SHORT_ROWS else prefill).append(ghost)
+        if not has_prefill:
             return self._drain(decode)
         prefill.sort(key=lambda ghost: ghost.key)
         choice = self.planner.choose(

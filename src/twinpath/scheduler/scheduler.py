@@ -9,16 +9,17 @@ from twinpath.contracts import Clock, Constraint
 from twinpath.kv import PagePool, PrefixCache, PrefixKeys
 from twinpath.scheduler.admission import Admission
 from twinpath.scheduler.answer import refuse, tell
-from twinpath.scheduler.chunk import Chunk, Row
+from twinpath.scheduler.chunk import Row
 from twinpath.scheduler.constraint import counted, fill_masks, masks_for, refusal
 from twinpath.scheduler.cost import CostModel, StepShape
 from twinpath.scheduler.forecast import Forecast
-from twinpath.scheduler.lanes import Choice, LanePlanner, LaneSettings
+from twinpath.scheduler.lanes import LanePlanner, LaneSettings
 from twinpath.scheduler.memory import DEFAULT_MEMORY, Memory, MemorySettings
 from twinpath.scheduler.outlook import Outlook
 from twinpath.scheduler.policy import FirstComeFirstServed, Policy
 from twinpath.scheduler.roster import Roster
-from twinpath.scheduler.sequence import Lane, Phase, Sequence
+from twinpath.scheduler.rows import Picked, RowPicker
+from twinpath.scheduler.sequence import Phase, Sequence
 from twinpath.scheduler.step import Step, build_plan
 from twinpath.types import (
     EngineInfo,
@@ -30,9 +31,6 @@ from twinpath.types import (
     StepResult,
     TokenLogprob,
 )
-
-#: A sequence with at most this many rows to run is about to sample: it is served like a decode row.
-_SHORT_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +101,7 @@ class Scheduler:
             self.forecast = Forecast(self.cost, limits.max_num_batched_tokens)
             outlook = Outlook(self.planner, self._roster, info.num_layers)
             self.admission = Admission(outlook, self.forecast, self._clock, shed=limits.shed)
-        #: Those whose last slice is not planned yet, oldest first.
-        self._chunks: list[Chunk] = []
+        self._picker = RowPicker(info, limits.max_num_batched_tokens, self._roster, self.planner, self._clock)
 
     @property
     def pool(self) -> PagePool:
@@ -191,106 +188,14 @@ class Scheduler:
         """What `plan` says, before it is written in arrays: for an engine that computes nothing."""
         if self._outstanding and self._outstanding[0].void:
             return None  # A new plan behind void ones could be taken for one that builds on them.
-        if self.planner is not None and not self.lanes_paused:
-            return self._plan_lanes(self.planner, max_repeat)
-        rows: list[Row] = []
-        budget = self.limits.max_num_batched_tokens
-        for sequence in self._by_length():
-            if budget == 0:
-                break
-            if sequence.phase is not Phase.RUNNING:
-                continue
-            length = min(sequence.num_plannable, budget)
-            if length and self._roster.extend_pages(sequence, sequence.num_planned + length):
-                rows.append(self._take_row(sequence, length))
-                budget -= length
-        while budget and (admitted := self._roster.admit(Lane.FAST)) is not None:
-            length = min(admitted.num_plannable, budget)
-            rows.append(self._take_row(admitted, length))
-            budget -= length
-        return self._build(rows, max_repeat=max_repeat) if rows else None
+        picked = self._picker.pick(with_lanes=not self.lanes_paused)
+        return None if picked is None else self._build(picked, max_repeat)
 
-    def _by_length(self) -> list[Sequence]:
-        """Running sequences with decode rows before those with prefill rows, each by age."""
-        long = [sequence for sequence in self._roster.running if sequence.num_remaining > _SHORT_ROWS]
-        return [sequence for sequence in self._roster.running if sequence.num_remaining <= _SHORT_ROWS] + long
-
-    def _plan_lanes(self, planner: LanePlanner, max_repeat: int) -> Step | None:
-        now_s = self._clock()
-        self._roster.admit_lanes(now_s)
-        budget, page_size = self.limits.max_num_batched_tokens, self.info.page_size
-        ready: list[Sequence] = []
-        long: list[Sequence] = []
-        for sequence in list(self._roster.running):
-            length = sequence.num_plannable
-            if sequence.phase is not Phase.RUNNING or not length:
-                continue
-            if length > _SHORT_ROWS:
-                long.append(sequence)
-            elif length <= budget and (
-                len(sequence.pages) * page_size >= sequence.num_planned + length
-                or self._roster.extend_pages(sequence, sequence.num_planned + length)
-            ):
-                ready.append(sequence)
-                budget -= length
-        # Only now: whoever was preempted for their pages has no rows.
-        decode = [sequence for sequence in ready if sequence.phase is Phase.RUNNING]
-        chunks: list[Chunk] = []
-        if self._chunks:
-            chunks = [chunk for chunk in self._chunks if chunk.ready()]
-            self._chunks = [chunk for chunk in self._chunks if chunk.rows]
-            long = self._roster.running  # What a chunk that is over leaves is planned again.
-        prefill = [s for s in long if s.phase is Phase.RUNNING and s.num_plannable > _SHORT_ROWS]
-        if len(prefill) > 1:
-            prefill.sort(key=lambda sequence: self._roster.rank(sequence, now_s))
-        if not decode and not prefill and not chunks:
-            return None
-        choice = planner.choose(decode, prefill, chunks)
-        if choice.layer_end is not None:
-            return self._slice(choice)
-        rows = [self._take_row(sequence, sequence.num_plannable) for sequence in decode]
-        rows += [self._take_row(sequence, length) for sequence, length in choice.rows]
-        return self._build(rows, max_repeat=1 if chunks else max_repeat)
-
-    def _slice(self, choice: Choice) -> Step:
-        """The next layers of a chunk, or the first of a new one."""
-        chunk, layer_end = choice.chunk, choice.layer_end or self.info.num_layers
-        if chunk is None:
-            rows = [self._take_row(sequence, length) for sequence, length in choice.rows]
-            if layer_end == self.info.num_layers and choice.budget_ms is None:
-                return self._build(rows)
-            chunk = Chunk(rows, self.info)
-            self._chunks.append(chunk)
-        else:
-            for row in chunk.rows:
-                row.sequence.in_flight += 1
-        layers = chunk.plan_slice(layer_end, choice.budget_ms, self.info.num_layers)
-        if layer_end == self.info.num_layers and choice.budget_ms is None:
-            self._chunks.remove(chunk)
-            chunk.let_go()
-        return self._build(list(chunk.rows), layers, chunk)
-
-    def _take_row(self, sequence: Sequence, length: int) -> Row:
-        start = sequence.num_planned
-        end = sequence.num_planned = start + length
-        sample = end >= sequence.num_known + sequence.num_pending and sequence.max_outputs > 0
-        sequence.num_pending += sample
-        sequence.in_flight += 1
-        if sequence.waited_s is None:
-            sequence.waited_s = self._clock() - sequence.arrival_s
-            self._roster.note_wait(sequence, sequence.waited_s, served=True)
-        return Row(sequence, start, length, sample)
-
-    def _build(
-        self,
-        rows: list[Row],
-        layers: tuple[int, int] | None = None,
-        chunk: Chunk | None = None,
-        max_repeat: int = 1,
-    ) -> Step:
-        begin, end = layers or (0, self.info.num_layers)
+    def _build(self, picked: Picked, max_repeat: int) -> Step:
+        rows, chunk = picked.rows, picked.chunk
+        begin, end = picked.layers or (0, self.info.num_layers)
         step = Step(self._next_step_id, rows, self.memory.residency.take_releases(), begin, end, chunk)
-        if max_repeat > 1 and self.info.depth == 1:
+        if max_repeat > 1 and picked.may_repeat and self.info.depth == 1:
             step.repeat = self._roster.extend_ahead(rows, max_repeat)
         self._next_step_id += 1
         self._outstanding.append(step)
@@ -314,9 +219,8 @@ class Scheduler:
         step = self._outstanding.popleft()
         assert step.step_id == result.step_id, "results must come back in submission order"
         events: list[Event] = []
-        if step.chunk is not None and step.chunk.end_slice(result) and step.chunk in self._chunks:
-            self._chunks.remove(step.chunk)
-            step.chunk.let_go()
+        if step.chunk is not None:
+            self._picker.end_slice(step.chunk, result)
         if result.interrupted or step.void:
             self._void(step)
         else:
@@ -402,4 +306,4 @@ class Scheduler:
         """Raise AssertionError unless pages, slots, queues and counters agree. For tests."""
         self._roster.check_integrity([row.sequence for step in self._outstanding for row in step.rows])
         for sequence in self._roster.running:
-            assert sequence.chunk is None or sequence.chunk in self._chunks, "a chunk is lost"
+            assert sequence.chunk is None or sequence.chunk in self._picker.chunks, "a chunk is lost"
