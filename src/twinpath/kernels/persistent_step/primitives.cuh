@@ -9,9 +9,11 @@ typedef unsigned short u16;
 
 constexpr int CONSUMER_WARPS = WARPS;
 constexpr int CONSUMERS = CONSUMER_WARPS * 32;
-// Polls before a wait counts as hung: seconds, while a step takes milliseconds. The fault ends the engine's process.
+// Polls before a wait counts as hung: seconds, while a step takes milliseconds. The fault ends the engine's process. Where
+// ranks share the model, everybody may wait for one that is still starting, so nobody gives up: the engine's process
+// hears of a rank that is lost.
+constexpr bool GIVES_UP = WORLD == 1;
 constexpr u32 MAX_POLLS = 1u << 22;
-constexpr u32 MAX_RANK_POLLS = 1u << 30;
 
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
 
@@ -28,7 +30,7 @@ __device__ __forceinline__ void barrier_arrive(u32 bar) {
 }
 __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
 #pragma unroll 1
-  for (u32 polls = 0; polls < MAX_POLLS; ++polls) {
+  for (u32 polls = 0; !GIVES_UP || polls < MAX_POLLS; ++polls) {
     u32 done;
     asm volatile(
         "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -43,7 +45,7 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
 // The same for a barrier that other programs of the cluster complete.
 __device__ __forceinline__ void cluster_barrier_wait(u32 bar, u32 parity) {
 #pragma unroll 1
-  for (u32 polls = 0; polls < MAX_POLLS; ++polls) {
+  for (u32 polls = 0; !GIVES_UP || polls < MAX_POLLS; ++polls) {
     u32 done;
     asm volatile(
         "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -170,14 +172,11 @@ __device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 b
 __device__ __forceinline__ void store_packet(u64* p, u64 packet) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(packet) : "memory");
 }
-// The value in the packet with this tag, once it is there. Another rank may still be starting, so this waits for long:
-// the engine's process knows when a rank is lost.
+// The value in the packet with this tag, once it is there.
 __device__ __forceinline__ float await_packet(const u64* p, u32 tag) {
   u64 packet;
-  u32 polls = 0;
   do {
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(packet) : "l"(p) : "memory");
-    if (++polls == MAX_RANK_POLLS) __trap();
   } while ((u32)(packet >> 32) != tag);
   return __uint_as_float((u32)packet);
 }
@@ -193,7 +192,7 @@ __device__ __forceinline__ void grid_meets(u32* arrivals, u32 target) {
     u32 seen, polls = 0;
     do {
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrivals) : "memory");
-      if (++polls == MAX_POLLS) __trap();
+      if (++polls == MAX_POLLS && GIVES_UP) __trap();
     } while (seen < target);
   }
   consumers_meet();
