@@ -124,6 +124,7 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     }
     gc.collect()  # Nor does the first request wait for that.
     gc.freeze()
+    _return_freed_memory()
     channel.send(
         Ready(
             info.vocab_size,
@@ -297,6 +298,13 @@ def _fatal(channel: SocketChannel, message: str, *, user_error: bool) -> int:
     except ChannelClosed:
         return 0
     return 2 if user_error else 1
+
+
+def _return_freed_memory() -> None:
+    """glibc keeps what the load has freed (10 MB) until it is told to look; others need no telling."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _die_with_parent() -> None:
