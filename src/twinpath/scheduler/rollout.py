@@ -14,14 +14,12 @@ from typing import cast
 from twinpath.scheduler.chunk import Chunk
 from twinpath.scheduler.cost import CostModel, StepShape, prefill_context
 from twinpath.scheduler.lanes import Choice, LanePlanner
-from twinpath.scheduler.sequence import Lane, Sequence
+from twinpath.scheduler.sequence import SHORT_ROWS, Lane, Sequence
 
 #: Steps played through; what is left of a long prefill then goes on at the rate found.
 _MOST_STEPS = 48
 #: Of a slice, so much at least is spent on its layers.
 _LEAST_MS = 0.01
-#: As the scheduler has it: so few rows ride like decode rows.
-_SHORT_ROWS = 8
 
 
 class Ghost:
@@ -159,7 +157,7 @@ class Rollout:
             if not (length := ghost.num_plannable):
                 continue
             has_prefill = has_prefill or ghost.num_known > ghost.num_planned
-            (decode if length <= _SHORT_ROWS else prefill).append(ghost)
+            (decode if length <= SHORT_ROWS else prefill).append(ghost)
         if not has_prefill:
             return self._drain(decode)
         prefill.sort(key=lambda ghost: ghost.key)

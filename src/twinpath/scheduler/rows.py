@@ -8,11 +8,8 @@ from twinpath.contracts import Clock
 from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.lanes import Choice, LanePlanner
 from twinpath.scheduler.roster import Roster
-from twinpath.scheduler.sequence import Lane, Phase, Sequence
+from twinpath.scheduler.sequence import SHORT_ROWS, Lane, Phase, Sequence
 from twinpath.types import EngineInfo, StepResult
-
-#: A sequence with at most this many rows to run is about to sample: it is served like a decode row.
-_SHORT_ROWS = 8
 
 
 class Picked(msgspec.Struct, frozen=True):
@@ -71,8 +68,8 @@ class RowPicker:
 
     def _by_length(self) -> list[Sequence]:
         """Running sequences with decode rows before those with prefill rows, each by age."""
-        long = [sequence for sequence in self._roster.running if sequence.num_remaining > _SHORT_ROWS]
-        return [sequence for sequence in self._roster.running if sequence.num_remaining <= _SHORT_ROWS] + long
+        long = [sequence for sequence in self._roster.running if sequence.num_remaining > SHORT_ROWS]
+        return [sequence for sequence in self._roster.running if sequence.num_remaining <= SHORT_ROWS] + long
 
     def _pick_by_lanes(self, planner: LanePlanner) -> Picked | None:
         now_s = self._clock()
@@ -83,7 +80,7 @@ class RowPicker:
             chunks = [chunk for chunk in self.chunks if chunk.ready()]
             self.chunks = [chunk for chunk in self.chunks if chunk.rows]
             prefill = self._roster.running  # What a chunk that is over leaves is planned again.
-        prefill = [s for s in prefill if s.phase is Phase.RUNNING and s.num_plannable > _SHORT_ROWS]
+        prefill = [s for s in prefill if s.phase is Phase.RUNNING and s.num_plannable > SHORT_ROWS]
         if len(prefill) > 1:
             prefill.sort(key=lambda sequence: self._roster.rank(sequence, now_s))
         if not decode and not prefill and not chunks:
@@ -104,7 +101,7 @@ class RowPicker:
             length = sequence.num_plannable
             if sequence.phase is not Phase.RUNNING or not length:
                 continue
-            if length > _SHORT_ROWS:
+            if length > SHORT_ROWS:
                 long.append(sequence)
             elif length <= budget and (
                 len(sequence.pages) * page_size >= sequence.num_planned + length

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from twinpath.scheduler.chunk import Chunk
 
 
+#: A sequence with at most this many rows to run is about to sample: it is served like a decode row.
+SHORT_ROWS = 8
+
+
 class Lane(StrEnum):
     """A latency contract: FAST prefills are short and go first, FLEX fills what they leave."""
 
