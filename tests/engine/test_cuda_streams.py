@@ -47,6 +47,9 @@ class PlainStreams:
     def down(self, layer: int, num_rows: int) -> Tensor:
         return self._product(self._gated[:num_rows], self._weights.layers[layer].down)
 
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        out.copy_(x @ self._weights.head.T)
+
     def change(self, num_rows: int) -> Tensor:
         return self._result
 

@@ -26,8 +26,10 @@ Pool = Any  # torch names no type for it
 DECODE_TIERS = (1, 2, 4, 8, 16, 32, 64)
 #: Rows of a step whose launches would take longer than the card's work on them.
 PREFILL_TIERS = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-#: Pieces of a captured prefill: between them a step can be left.
+#: Pieces of a captured prefill: between them a step can be left. A border costs the card some microseconds, so that few
+#: rows have fewer.
 _NUM_PIECES = 4
+_FEW_ROWS, _NUM_PIECES_OF_FEW = 128, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def _capture_decode(c: Captures, step: DecodeStep, tier: int, pool: Pool) -> Dec
 def _capture_prefill(c: Captures, tier: int, pool: Pool) -> PrefillGraphs:
     views, residual = c.views(c.shape_of(tier)), c.residual[:tier]
     pieces: list[tuple[torch.cuda.CUDAGraph, int]] = []
-    size = -(-c.info.num_layers // _NUM_PIECES)
+    size = -(-c.info.num_layers // (_NUM_PIECES if tier > _FEW_ROWS else _NUM_PIECES_OF_FEW))
     for begin in range(0, c.info.num_layers, size):
         layers = range(begin, min(begin + size, c.info.num_layers))
 

@@ -184,7 +184,7 @@ def write_rows(
     for run, known in zip(rows.runs, rows.tokens, strict=True):
         end = run.row + run.length
         tokens[run.row : end] = known
-        positions[run.row : end] = range(run.start, run.start + run.length) if run.length > 1 else run.start
+        positions[run.row : end] = np.arange(run.start, run.start + run.length) if run.length > 1 else run.start
         slots[run.row : end] = run.slot
         for first in range(0, run.length, tile_rows) if shape.tiles and run.row not in untiled else ():
             tiles[num_tiles] = (run.row + first, min(tile_rows, run.length - first), run.start + first, run.slot)

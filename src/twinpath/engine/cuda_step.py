@@ -120,6 +120,9 @@ class StepLauncher:
             rows = self._views(self._shape(min(FEW_ROWS, self._info.max_step_tokens))).rows
             self._forward.layer(0, rows, self._residual[: len(rows.tokens)], first=True, share=True)
         self._scorer.warm_up(self._residual)
+        padding = self._views(self._shape(1))
+        self._forward.finish_layers(self._info.num_layers - 1, self._residual[: len(padding.rows.tokens)])
+        self._forward.logits(padding.picked[:1], self._residual)
         self._fetch()
         self._blocks.clear()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from twinpath.engine.cuda_tuning import StepTuning
 from twinpath.engine.cuda_weights import PackedLayer, PackedWeights
+from twinpath.kernels.linear.kernel import linear
 from twinpath.kernels.stream_linear.kernel import StreamLinear, maps_on_card
 from twinpath.kernels.stream_linear.spec import ROW_SIZES, LinearShape, choose_cut, is_supported
 from twinpath.model.spec import ModelSpec
@@ -25,7 +27,7 @@ class StreamedProducts:
         self._kernels = {
             (name, rows): StreamLinear(shape, rows, cuts[name]) for name, shape in shapes.items() for rows in ROW_SIZES
         }
-        self._gated = gated
+        self._gated, self._head = gated, weights.head
         sources = {"qkv": x, "o": attended, "gate_up": x, "down": gated}
         self._row_maps = {
             key: maps_on_card([kernel.row_map(sources[key[0]])], device)[0] for key, kernel in self._kernels.items()
@@ -52,6 +54,10 @@ class StreamedProducts:
     def down(self, layer: int, num_rows: int) -> Tensor:
         return self._product("down", layer, num_rows)
 
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        """out float32 [P, vocab] = x [P, hidden] @ head^T, for a few rows."""
+        linear(x, self._head, None, None, 0.0, out, tiling=StepTuning().head)
+
     def change(self, num_rows: int) -> Tensor:
         """What the last `o` or `down` of so many rows left."""
         return self._out("down", num_rows)
@@ -76,7 +82,10 @@ def make_streams(weights: PackedWeights, x: Tensor, attended: Tensor, gated: Ten
         return None
     if torch.cuda.get_device_capability(x.device) != (9, 0):
         return None
-    if not all(map(is_supported, projection_shapes(weights.spec).values())):
+    if (
+        not all(map(is_supported, projection_shapes(weights.spec).values()))
+        or len(weights.head) % StepTuning().head.rows
+    ):
         return None
     return StreamedProducts(weights, x, attended, gated)
 
