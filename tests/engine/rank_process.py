@@ -9,14 +9,13 @@ from dataclasses import replace
 
 import torch
 
-from engine.random_models import SPECS
+from engine.random_models import SPECS, random_weights
 from twinpath.engine.cuda import CudaEngine
 from twinpath.engine.cuda_follower import follow
 from twinpath.engine.cuda_memory import CudaOptions
 from twinpath.engine.cuda_rank_messages import Loaded, RankChannel, RankClosed
 from twinpath.engine.cuda_ranks import RankGroup, form_group, join_leader
-from twinpath.engine.cuda_shards import WHOLE
-from twinpath.engine.cuda_weights import random_weights
+from twinpath.engine.cuda_weights import pack_weights
 
 _SMALL = {"hidden_size": 512, "intermediate_size": 1024, "num_kv_heads": 2, "head_dim": 64, "max_position": 512}
 #: Half of the first fits the persistent step; the others run the chain: one has biases; the other norms of heads and of
@@ -32,12 +31,10 @@ def command(model: str, *, shares_card: bool) -> Callable[[int], list[str]]:
     return lambda fd: [sys.executable, "-m", "engine.rank_process", str(fd), model, str(int(shares_card))]
 
 
-def build(model: str, device: torch.device, ranks: RankGroup | None) -> CudaEngine:
+def build(model: str, device: torch.device, ranks: RankGroup) -> CudaEngine:
     spec = MODELS[model]
-    shard = WHOLE if ranks is None else ranks.shard
-    packed = random_weights(spec, device, torch.bfloat16, spec.max_position, shard=shard)
-    options = CudaOptions(num_pages=128, max_slots=8, max_step_tokens=128, depth=2)
-    return CudaEngine(packed, options, ranks=ranks)
+    packed = pack_weights(spec, random_weights(spec), device, torch.bfloat16, spec.max_position, shard=ranks.shard)
+    return CudaEngine(packed, CudaOptions(num_pages=128, max_slots=8, max_step_tokens=64, depth=2), ranks=ranks)
 
 
 def main() -> None:
