@@ -140,7 +140,7 @@ def test_every_setting_draws_what_the_definition_draws(
     vocab_size: int, sampler_for: SamplerFor, device: torch.device
 ) -> None:
     rng = np.random.default_rng(vocab_size)
-    for _ in range(2):
+    for _ in range(2 if vocab_size == 160 else 1):
         cases = [Case(rng, vocab_size, gaussian(rng, vocab_size), **setting) for setting in list(SETTINGS.values())]
         for first in range(0, len(cases), 5):
             group = cases[first : first + 5]
