@@ -48,6 +48,7 @@ class PagedAttention:
             "SCALE": f"{scale * 1.4426950408889634!r}f",
             "MAX_TILES": self._max_tiles,
             "WARPS": 8,
+            "WORLD": 1,
         }
         cubin = compile_cuda(source(), {name: str(value) for name, value in macros.items()}, "sm_90a")
         self._kernel = CudaKernel(cubin, "paged_attention", _SHARED_BYTES)
