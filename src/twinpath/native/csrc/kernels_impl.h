@@ -1,8 +1,9 @@
 // The kernels, written once over a sixteen-float vector V and a few integer micro-kernels.
 //
 // A unit of one instruction set defines, inside its anonymous namespace and before including this file: V and its operations
-// (see vec_portable.h), `quantize_block` and `quant_tile`. Nothing here has external linkage, and no standard library template
-// is instantiated: a function compiled for AVX-512 must never be merged by the linker with a portable one.
+// (see vec_portable.h), `quantize_block` and `quant_tile` (`is_first`: the weights are not in the first-level cache yet).
+// Nothing here has external linkage, and no standard library template is instantiated: a function compiled for AVX-512 must
+// never be merged by the linker with a portable one.
 #pragma once
 
 inline int least(int a, int b) { return a < b ? a : b; }
@@ -146,8 +147,8 @@ inline void dense_tile(const Matrix& w, int group, const Acts& x, int token, flo
 }
 
 template <Format F, int kBits, int T>
-inline void gemm_tokens(const Matrix& w, int group_begin, int num_groups, const Acts& x, int token, float* y, int64_t y_stride,
-                        bool add_to) {
+inline void gemm_tokens(const Matrix& w, int group_begin, int num_groups, const Acts& x, int token, bool is_first, float* y,
+                        int64_t y_stride, bool add_to) {
     int g = 0;
     if constexpr (format_info(F).code_bits == 0) {
         constexpr int kTokens = T <= TP_DENSE_TILES ? T : T % TP_DENSE_TILES ? 1 : TP_DENSE_TILES;
@@ -167,28 +168,29 @@ inline void gemm_tokens(const Matrix& w, int group_begin, int num_groups, const 
         for (; g < num_groups; ++g) {
             V sum[T];
             quant_tile<F, kBits, T>(w.codes(group_begin + g), w.scales(group_begin + g), w.num_blocks, x.token_planes(token),
-                                    x.token_notes(token), sum);
+                                    x.token_notes(token), is_first, sum);
             for (int t = 0; t < T; ++t) put(y + t * y_stride + g * kGroup, sum[t], add_to);
         }
     }
 }
 
-constexpr int smaller_tile(int tokens) { return tokens > 4 ? tokens - 2 : tokens - 1; }  // 8, 6, 4, 3, 2, 1
-
+// One pass of `size` <= T tokens.
 template <Format F, int kBits, int T>
-void gemm_tiles(const Matrix& w, int group_begin, int num_groups, const Acts& x, int token, int num_tokens, float* y,
-                int64_t y_stride, bool add_to) {
-    for (; num_tokens >= T; num_tokens -= T, token += T, y += T * y_stride)
-        gemm_tokens<F, kBits, T>(w, group_begin, num_groups, x, token, y, y_stride, add_to);
-    if constexpr (T > 1) {
-        if (num_tokens) gemm_tiles<F, kBits, smaller_tile(T)>(w, group_begin, num_groups, x, token, num_tokens, y, y_stride, add_to);
-    }
+void gemm_pass(const Matrix& w, int group_begin, int num_groups, const Acts& x, int token, int size, bool is_first, float* y,
+               int64_t y_stride, bool add_to) {
+    if (size == T) return gemm_tokens<F, kBits, T>(w, group_begin, num_groups, x, token, is_first, y, y_stride, add_to);
+    if constexpr (T > 1) gemm_pass<F, kBits, T - 1>(w, group_begin, num_groups, x, token, size, is_first, y, y_stride, add_to);
 }
 
+// As few passes over the weights as can be, of about equal size.
 template <Format F, int kBits>
-void gemm_format(const Matrix& w, int group_begin, int num_groups, const Acts& x, int token, int num_tokens, float* y,
+void gemm_format(const Matrix& w, int group_begin, int num_groups, const Acts& x, int token_begin, int num_tokens, float* y,
                  int64_t y_stride, bool add_to) {
-    gemm_tiles<F, kBits, kMaxTokenTile>(w, group_begin, num_groups, x, token, num_tokens, y, y_stride, add_to);
+    for (int token = token_begin; num_tokens > 0;) {
+        const int num_passes = (num_tokens + kMaxTokenTile - 1) / kMaxTokenTile, size = (num_tokens + num_passes - 1) / num_passes;
+        gemm_pass<F, kBits, kMaxTokenTile>(w, group_begin, num_groups, x, token, size, token == token_begin, y, y_stride, add_to);
+        token += size, num_tokens -= size, y += size * y_stride;
+    }
 }
 
 template <int kBits>

@@ -153,7 +153,7 @@ inline void multiply_rows(const uint8_t* codes, const uint8_t* scales, int num_b
 // sum[t] = 16 rows of the group times token t; planes and notes are those of the first token.
 template <Format F, int kBits, int T>
 inline void quant_tile(const uint8_t* codes, const uint8_t* scales, int num_blocks, const int8_t* planes, const BlockNote* notes,
-                       V* sum) {
+                       bool /*is_first*/, V* sum) {
     const int64_t stride = static_cast<int64_t>(num_blocks) * 2 * kBlock;
     for (int t = 0; t + 2 <= T; t += 2) {
         multiply_rows<F, kBits, 2>(codes, scales, num_blocks, planes + t * stride, notes + t * num_blocks, sum + t);

@@ -58,7 +58,7 @@ inline void load_codes(const uint8_t* p, uint8_t codes[kBlock][kGroup]) {
 // sum[t] = 16 rows of the group times token t; planes and notes are those of the first token.
 template <Format F, int kBits, int T>
 inline void quant_tile(const uint8_t* codes, const uint8_t* scales, int num_blocks, const int8_t* planes, const BlockNote* notes,
-                       V* sum) {
+                       bool /*is_first*/, V* sum) {
     constexpr FormatInfo kInfo = format_info(F);
     constexpr int kHalves = kInfo.half_scales ? 2 : 1;
     constexpr int kPart = kBlock / kHalves;

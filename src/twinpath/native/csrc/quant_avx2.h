@@ -335,7 +335,7 @@ constexpr int halves_at_once() {
 // sum[t] = 16 rows of the group times token t; planes and notes are those of the first token.
 template <Format F, int kBits, int T>
 inline void quant_tile(const uint8_t* codes, const uint8_t* scales, int num_blocks, const int8_t* planes, const BlockNote* notes,
-                       V* sum) {
+                       bool /*is_first*/, V* sum) {
     constexpr int H = halves_at_once<F, T>();
     constexpr int kSums = sums_per_total<F>();
     constexpr int kTokens = T * H * kSums <= 8 ? T : 8 / (H * kSums);
