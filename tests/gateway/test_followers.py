@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from gateway.asking import SCRIPT, ask, assert_one_terminal_event, assert_serves, make_request, running, text_of, until
+from twinpath.config import SchedulerConfig
 from twinpath.engine.scripted import Script, ScriptedEngine, ScriptFile
 from twinpath.gateway import LocalLauncher
 from twinpath.types import ErrorEvent, Event, FinishEvent, Request
@@ -41,8 +42,8 @@ async def test_a_group_costs_one_prefill() -> None:
 
 
 async def test_followers_wait_as_long_as_their_leader_has_no_token() -> None:
-    async with running(LocalLauncher(ScriptedEngine(SCRIPT))) as replica:
-        blocker = replica.generate(make_request("blocker", "hang"))
+    async with running(LocalLauncher(ScriptedEngine(SCRIPT), SchedulerConfig(max_num_seqs=1))) as replica:
+        blocker = replica.generate(make_request("blocker", "slow"))
         await anext(blocker)
         asked = [asyncio.ensure_future(ask(replica, request)) for request in group(PROMPT, 2)]
         await until(lambda: replica.num_waiting == 2)
