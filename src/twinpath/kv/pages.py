@@ -200,7 +200,7 @@ class PagePool:
         next ones, as far as they were released by `until_s`."""
         cold = self._cold
         lost = [cold.popitem(last=False)[0]]
-        while len(lost) < num_pages and cold and self.oldest_cold_s <= until_s:
+        while len(lost) < num_pages and cold and (until_s == inf or self.oldest_cold_s <= until_s):
             lost.append(cold.popitem(last=False)[0])
         self._drop(lost)
 

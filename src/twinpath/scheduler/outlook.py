@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from twinpath.scheduler.ghosts import Ghost, GhostChunk, GhostRow
 from twinpath.scheduler.lanes import LanePlanner
-from twinpath.scheduler.rollout import Ghost, GhostChunk, GhostRow, Rollout, work_ms
+from twinpath.scheduler.rollout import Rollout, work_ms
 from twinpath.scheduler.roster import Roster
 from twinpath.scheduler.sequence import Lane, Sequence
 from twinpath.scheduler.step import Step
