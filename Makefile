@@ -34,8 +34,15 @@ serve: $(VENV)/.installed
 chat: $(VENV)/.installed
 	@exec $(VENV)/bin/twinpath chat $(ARGS)
 
+# What only computes shares the cores; rooms with servers, processes and clocks have the machine to themselves.
+SERVING_ROOMS = api e2e gateway ipc rpc sdk telemetry test_worker.py
 test: $(TEST_VENV)/.installed
+ifdef ARGS
 	@$(TEST_VENV)/bin/python -m pytest $(ARGS)
+else
+	@status=0; $(TEST_VENV)/bin/python -m pytest -n 2 --dist worksteal $(SERVING_ROOMS:%=--ignore tests/%) || status=1; \
+		$(TEST_VENV)/bin/python -m pytest $(SERVING_ROOMS:%=tests/%) || status=1; exit $$status
+endif
 
 # The libraries' own leaks and deprecations are theirs.
 SDK_TEST = -m pytest -p no:unraisableexception -o filterwarnings=ignore
