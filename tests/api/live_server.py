@@ -31,7 +31,8 @@ MODEL = "org/scripted"
 #: Matches no prompt of a case; its answer is known.
 PLAIN_PROMPT = "zz plain request zz"
 PLAIN = Script(match=PLAIN_PROMPT, text="plain answer")
-WAIT_S = 10.0
+#: No verdict: what a machine may take that is busy with other things.
+WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
