@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 
@@ -213,7 +214,7 @@ class LanePlanner:
             num_layers = max(self._layers_within(shape, slack_ms)[0], 1)
             return Choice(batch, layer_end=num_layers, budget_ms=max(slack_ms, _MIN_SLICE_MS))
         best, num_worse = mixed, 0
-        for rows in [*_chunk_sizes(batch, self._chunk_grain), *self._filling_sizes(batch, slack_ms)]:
+        for rows in chain(self._filling_sizes(batch, slack_ms), _chunk_sizes(batch, self._chunk_grain)):
             num_rows = sum(length for _, length in rows)
             shape = rows_shape((sequence.num_planned, length) for sequence, length in rows)
             num_layers, slice_ms = self._layers_within(shape, slack_ms)

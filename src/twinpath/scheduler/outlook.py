@@ -6,7 +6,7 @@ from twinpath.scheduler.ghosts import Ghost, GhostChunk, GhostRow
 from twinpath.scheduler.lanes import LanePlanner
 from twinpath.scheduler.rollout import Rollout, work_ms
 from twinpath.scheduler.roster import Roster
-from twinpath.scheduler.sequence import Lane, Sequence
+from twinpath.scheduler.sequence import SHORT_ROWS, Lane, Sequence
 from twinpath.scheduler.step import Step
 
 #: Of those that wait ahead, so many are played through; the work of the others counts at the rate found. Of those
@@ -69,7 +69,7 @@ class Outlook:
         chunks: dict[int, GhostChunk] = {}
         for sequence in self.roster.running:
             chunk = sequence.chunk
-            has_prefill = chunk is not None or sequence.num_remaining > 0
+            has_prefill = chunk is not None or sequence.num_remaining > SHORT_ROWS
             # Streams go along with every step: their order matters to nobody.
             ghost = Ghost(sequence, self.roster.rank(sequence, now_s) if has_prefill else _NO_RANK)
             ghosts.append(ghost)
