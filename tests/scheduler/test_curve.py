@@ -16,7 +16,7 @@ def law_ms(shape: StepShape) -> float:
         return 9.0 + 0.02 * shape.num_decode
     num_rows = shape.num_prefill + shape.num_decode
     padded = next((size for size in SIZES if size >= num_rows), num_rows) if num_rows <= 512 else num_rows
-    rate = 4 * (H200_FEW_RATE if num_rows <= 512 else H200_MANY_RATE)
+    rate = 4 * (H200_FEW_RATE if num_rows < 2048 else H200_MANY_RATE)
     return 0.1 + 2 * (4.8 + 0.02 * padded) * shape.layer_share + rate * shape.prefill_context * shape.layer_share
 
 
@@ -26,9 +26,9 @@ def prefill(num_rows: int, start: int = 0, num_decode: int = 0, layer_share: flo
 
 @pytest.fixture
 def cost() -> CurvedCost:
-    model = CurvedCost(CUDA_PRIOR, H200_POINTS, H200_FEW_RATE, H200_MANY_RATE)
+    model = CurvedCost(CUDA_PRIOR, H200_POINTS, H200_FEW_RATE, H200_MANY_RATE, chunk_grain=2048)
     shapes = [prefill(rows) for rows in SIZES if rows <= 1024] + [StepShape(n, n, num_sampled=n) for n in (1, 4, 8)]
-    shapes += [prefill(rows, 16_384) for rows in (120, 248, 1024, 2048)]
+    shapes += [prefill(rows, 16_384) for rows in (120, 248, 2048)]
     model.fit([(shape, law_ms(shape)) for shape in shapes for _ in range(3)])
     return model
 

@@ -74,15 +74,16 @@ class CudaEngine:
         forward = Forward(weights, kv, operations, max_rows, max_picks, tiling, library)
         num_tiles = max_rows // rows_per_tile(forward.shape, tiling) + max_picks
         forward.paged = make_paged(weights, kv, options, forward.shape, num_tiles)
-        if forward.paged is not None:  # As fast for any number of rows.
-            self._info = replace(self._info, chunk_grain=1)
         if options.kernels == "triton" and not options.batch_invariant and weights.shard.is_whole:
             forward.stream_products()
         launcher = StepLauncher(forward, operations, tables, self._info, tiling)
         if options.graphs:
             from twinpath.engine.cuda_decode import DecodeStep  # needs Triton, which a CPU may lack
 
-            step = None if options.batch_invariant else DecodeStep(weights, kv, max_pages, ranks=operations.ranks)
+            persistent = weights.shard.is_whole or options.shared_persistent
+            step = None
+            if not options.batch_invariant:
+                step = DecodeStep(weights, kv, max_pages, persistent=persistent, ranks=operations.ranks)
             launcher.capture(step)
         self.launcher: Launcher = launcher
         #: Lines for the start-up table.

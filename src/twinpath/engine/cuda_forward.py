@@ -83,7 +83,7 @@ class Forward:
         num_tiles = -(-min(max_rows, FEW_ROWS) // rows_per_tile(self.shape, tiling)) + max_picks
         self._parts = KeyParts.allocate(self.shape, tiling, num_tiles, device) if tiling.shares_contexts else None
         self._streams: StreamedProducts | None = None
-        #: Takes attention over from the operations, where the card and the model allow.
+        #: Takes attention of up to `FEW_ROWS` rows over from the operations, where the card and the model allow.
         self.paged: PagedAttention | None = None
         self._last = buffer(max_picks, spec.hidden_size)
         self.logits_buffer = buffer(max_picks, spec.vocab_size, torch.float32)
@@ -161,11 +161,11 @@ class Forward:
         spec, pages = self.weights.spec, (self._kv.k[index], self._kv.v[index])
         q, attended = self._q[:num_rows], self._attended[:num_rows]
         window, parts = spec.layer_window[index], self._parts if share else None
-        if self.paged is None:
+        if self.paged is None or num_rows > FEW_ROWS:
             self._ops.attend(q, rows, pages, attended, spec.attn_scale, window, self.shape, self._tiling, parts)
         else:
             if is_first:
-                self.paged.plan(rows.tiles, splits=num_rows <= FEW_ROWS)
+                self.paged.plan(rows.tiles)
             self.paged.attend(index, q, rows.tables, attended, pdl=self._streams_of(num_rows) is not None)
         for chunk in chunks:
             assert self.library is not None

@@ -24,7 +24,7 @@ _BESIDE_TOKENS = 128
 _RUNS = 3
 #: The beginning that prompts share, and what comes after it: few rows and many over a long context.
 _SHARED_TOKENS = 16_384
-_ROWS_BEHIND = (120, 248, 1024, 2048)
+_ROWS_BEHIND = (120, 248, 2048)
 
 
 def calibrate(scheduler: Scheduler, answer: Callable[[list[Request]], None]) -> None:

@@ -35,9 +35,11 @@ class CurvedCost(CostModel):
         points: Sequence[tuple[int, float]],
         few_rate: float,
         many_rate: float,
+        chunk_grain: int = 1,
     ) -> None:
-        """`few_rate`: of steps that are captured; `many_rate`: of larger ones."""
+        """`chunk_grain`: see `EngineInfo`; attention of fewer rows goes at the rate of few."""
         super().__init__(coefficients)
+        self._chunk_grain = max(chunk_grain, _CAPTURED_ROWS + 1)
         self._sizes = [rows for rows, _ in points]
         self._times = [ms for _, ms in points]
         self._few_rate, self._many_rate = few_rate, many_rate
@@ -58,7 +60,7 @@ class CurvedCost(CostModel):
             rates = [
                 max(ms - self._rows_ms(_num_rows(s)), 0.0) / _attended(s)
                 for s, ms in long
-                if (_num_rows(s) <= _CAPTURED_ROWS) is is_few
+                if (_num_rows(s) < self._chunk_grain) is is_few
             ]
             if rates and is_few:
                 self._few_rate = float(np.median(rates))
@@ -87,7 +89,7 @@ class CurvedCost(CostModel):
         if not shape.num_prefill:
             return super()._layers_ms(shape)
         num_rows = _num_rows(shape)
-        rate = self._few_rate if num_rows <= _CAPTURED_ROWS else self._many_rate
+        rate = self._few_rate if num_rows < self._chunk_grain else self._many_rate
         return self._rows_ms(num_rows) + rate * _attended(shape)
 
     def _rows_ms(self, num_rows: int) -> float:

@@ -64,7 +64,7 @@ def first_cost_model(info: EngineInfo) -> CostModel:
     if info.device == "cpu":
         return CostModel(CPU_PRIOR)
     points = _at_sizes(H200_POINTS, info.step_sizes) if info.step_sizes else H200_POINTS
-    return CurvedCost(CUDA_PRIOR, points, H200_FEW_RATE, H200_MANY_RATE)
+    return CurvedCost(CUDA_PRIOR, points, H200_FEW_RATE, H200_MANY_RATE, info.chunk_grain)
 
 
 def _at_sizes(points: Sequence[tuple[int, float]], sizes: Sequence[int]) -> list[tuple[int, float]]:

@@ -334,8 +334,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) paged_attention(const __gri
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  // A dependent launch: the next kernel may begin, and this one goes on once the one before is done.
-  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+  // A dependent launch: the next kernel may begin, and this one goes on once the one before is done. Otherwise the next one
+  // may be a library's, which need not know that it began early.
+  if (a.is_dependent) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
   __syncthreads();
   if (threadIdx.x < 128) {
     take_registers<232>();

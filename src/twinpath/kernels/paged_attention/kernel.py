@@ -81,7 +81,7 @@ class PagedAttention:
         """
         kept = [self._maps[layer], *self._kept, self._arrivals, self._items, self._counts, self._counts[1 + layer :]]
         values = [tensor.data_ptr() for tensor in (q, out, tables, *kept)]
-        self._kernel.launch(self._num_programs, _NUM_THREADS, [*values, tables.stride(0)], dependent=pdl)
+        self._kernel.launch(self._num_programs, _NUM_THREADS, [*values, tables.stride(0), int(pdl)], dependent=pdl)
 
 
 def is_supported(shape: HeadShape, device: torch.device, dtype: torch.dtype, max_tiles: int) -> bool:

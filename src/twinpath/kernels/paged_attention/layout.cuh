@@ -71,7 +71,7 @@ struct Attention {
   const int* num_items;
   // Of this layer, zero before the launch.
   u32* num_taken;
-  u64 max_pages;
+  u64 max_pages, is_dependent;
 };
 
 struct Shared {
