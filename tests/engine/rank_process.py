@@ -34,7 +34,8 @@ def command(model: str, *, shares_card: bool) -> Callable[[int], list[str]]:
 def build(model: str, device: torch.device, ranks: RankGroup) -> CudaEngine:
     spec = MODELS[model]
     packed = pack_weights(spec, random_weights(spec), device, torch.bfloat16, spec.max_position, shard=ranks.shard)
-    return CudaEngine(packed, CudaOptions(num_pages=128, max_slots=8, max_step_tokens=64, depth=2), ranks=ranks)
+    options = CudaOptions(num_pages=128, max_slots=8, max_step_tokens=64, depth=2, shared_persistent=model == "llama")
+    return CudaEngine(packed, options, ranks=ranks)
 
 
 def main() -> None:

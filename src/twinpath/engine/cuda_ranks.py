@@ -26,6 +26,8 @@ from twinpath.errors import EngineError
 _HOST = "127.0.0.1"
 #: A rank that says nothing for so long in a collective of the library has lost the others.
 _COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+#: Rank 0 listens before it says Hello.
+_CONNECT_TIMEOUT = timedelta(seconds=10)
 _LOOK_S = 0.25
 #: A rank that leaves a question unanswered for so long hangs. The gateway gives up on the whole engine at 3.5 s.
 _SILENT_S = 2.5
@@ -97,7 +99,9 @@ def join_leader(channel: RankChannel) -> tuple[Shard, TCPStore]:
     """
     hello = channel.receive()
     assert isinstance(hello, Hello)
-    return Shard(hello.rank, hello.world), TCPStore(_HOST, hello.store_port, hello.world, False)
+    store = TCPStore(_HOST, hello.store_port, hello.world, False, timeout=_CONNECT_TIMEOUT)
+    store.set_timeout(_COLLECTIVE_TIMEOUT)  # Others may load for long.
+    return Shard(hello.rank, hello.world), store
 
 
 class Followers:
@@ -109,7 +113,7 @@ class Followers:
     def __init__(self, world: int, command: Command, on_loss: OnLoss, silent_s: float = _SILENT_S) -> None:
         """silent_s: how long a rank may leave a question unanswered."""
         self.shard = Shard(0, world)
-        self.store = TCPStore(_HOST, 0, world, True, wait_for_workers=False)
+        self.store = TCPStore(_HOST, 0, world, True, timeout=_COLLECTIVE_TIMEOUT, wait_for_workers=False)
         self.channels: list[RankChannel] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._on_loss, self._silent_s, self._all_loaded = on_loss, silent_s, Event()
