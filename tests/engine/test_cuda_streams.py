@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,10 +13,11 @@ from torch import Tensor
 from engine.engines import NUM_PAGES, PAGE_SIZE, PROMPTS
 from engine.random_models import SPECS, random_weights
 from engine.step_driver import Driver
-from twinpath.engine import cuda_forward
+from twinpath.engine import cuda_forward, cuda_graphs
 from twinpath.engine.cuda import CudaEngine
 from twinpath.engine.cuda_forward import Forward
 from twinpath.engine.cuda_memory import CudaOptions
+from twinpath.engine.cuda_step import StepLauncher
 from twinpath.engine.cuda_streams import make_streams, projection_shapes
 from twinpath.engine.cuda_weights import PackedWeights, pack_weights
 from twinpath.kernels.stream_linear.spec import LinearShape
@@ -76,13 +79,21 @@ def logprobs(engine: CudaEngine) -> list[float]:
     return found
 
 
-def test_few_rows_stream_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_of_captured_steps_stream_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     right = logprobs(build())
     monkeypatch.setattr(cuda_forward, "STREAMED_ROWS", 16)
     engine = build()
-    forward: Forward = engine.launcher._forward  # type: ignore[attr-defined]
+    launcher = engine.launcher
+    assert isinstance(launcher, StepLauncher)
+    forward = launcher._forward
     streams = PlainStreams(forward.weights, forward._x, forward._attended, forward._gated)
     forward._streams = streams  # type: ignore[assignment]
+    # Nothing is captured: the library serves, but for the logits.
+    assert logprobs(engine) == pytest.approx(right, abs=1e-4)
+    assert streams.num_products == 0
+    monkeypatch.setattr(cuda_graphs, "_capture", lambda run, _: SimpleNamespace(replay=run))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    launcher.capture(None)
     got = logprobs(engine)
     assert got == pytest.approx(right, abs=1e-4) and len(got) == 4
     # The chunk of 30 rows goes to the library.

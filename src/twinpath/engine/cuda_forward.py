@@ -112,16 +112,18 @@ class Forward:
         first: bool,
         chunks: Sequence[Chunk] = (),
         share: bool = False,
+        streamed: bool = False,
     ) -> None:
         """One layer over residual float32 [R, hidden]; `first`: no layer before it left a change.
 
-        share: programs share long contexts (FEW_ROWS at most).
+        share: programs share long contexts (FEW_ROWS at most). streamed: few rows take `StreamedProducts`; a captured
+        step does, since launching those one by one takes longer than they.
 
         chunks: rows whose attention the library does; `rows.tiles` leaves them out.
         """
         weights, spec, num_rows = self.weights.layers[index], self.weights.spec, len(residual)
-        x, change, streams = self._x[:num_rows], self._change[:num_rows], self._streams_of(num_rows)
-        self._add_change(index - 1, residual, weights.attn_norm, has_change=not first)
+        x, change, streams = self._x[:num_rows], self._change[:num_rows], self._streams_of(num_rows, streamed)
+        self._add_change(index - 1, residual, weights.attn_norm, has_change=not first, streams=streams)
         qkv, q, attended = self._qkv[:num_rows], self._q[:num_rows], self._attended[:num_rows]
         if streams is not None:
             qkv = streams.qkv(index, num_rows)
@@ -131,7 +133,7 @@ class Forward:
         self._ops.rotate_append(
             qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape, pdl=streams is not None
         )
-        self._attend(index, rows, chunks, num_rows, is_first=first, share=share)
+        self._attend(index, rows, chunks, num_rows, is_first=first, share=share, pdl=streams is not None)
         if streams is not None:
             change = streams.o(index, num_rows)
         else:
@@ -155,7 +157,15 @@ class Forward:
             self._ranks.add_up(change)
 
     def _attend(
-        self, index: int, rows: Rows, chunks: Sequence[Chunk], num_rows: int, *, is_first: bool, share: bool
+        self,
+        index: int,
+        rows: Rows,
+        chunks: Sequence[Chunk],
+        num_rows: int,
+        *,
+        is_first: bool,
+        share: bool,
+        pdl: bool,
     ) -> None:
         """From the layer's q, with keys and values on their pages, to `attended`."""
         spec, pages = self.weights.spec, (self._kv.k[index], self._kv.v[index])
@@ -166,16 +176,17 @@ class Forward:
         else:
             if is_first:
                 self.paged.plan(rows.tiles)
-            self.paged.attend(index, q, rows.tables, attended, pdl=self._streams_of(num_rows) is not None)
+            self.paged.attend(index, q, rows.tables, attended, pdl=pdl)
         for chunk in chunks:
             assert self.library is not None
             own = slice(chunk.row, chunk.row + chunk.length)
             table = rows.tables[chunk.slot]
             self.library.attend(q[own], table, chunk.start, pages, attended[own], spec.attn_scale)
 
-    def finish_layers(self, last_layer: int, residual: Tensor) -> None:
+    def finish_layers(self, last_layer: int, residual: Tensor, *, streamed: bool = False) -> None:
         """Add what `last_layer` left; now `residual` may be kept, read or continued by another step."""
-        self._add_change(last_layer, residual, None, has_change=True)
+        streams = self._streams_of(len(residual), streamed)
+        self._add_change(last_layer, residual, None, has_change=True, streams=streams)
 
     def logits(self, picked: Tensor, residual: Tensor) -> Tensor:
         """Rows `picked` int32 [P] of `residual` -> logits float32 [P, vocab], valid until the next call."""
@@ -199,18 +210,18 @@ class Forward:
         next_norm: Tensor | None,
         *,
         has_change: bool,
+        streams: StreamedProducts | None,
     ) -> None:
         num_rows, eps = len(residual), self.weights.spec.norm_eps
         post = None
         if has_change and (norms := self.weights.layers[last_layer].post_norms):
             post = norms[1]
-        streams = self._streams_of(num_rows)
         change = self._change[:num_rows] if streams is None else streams.change(num_rows)
         self._ops.add_norm(
             residual, change if has_change else None, next_norm, self._x[:num_rows], eps,
             post_weight=post, pdl=streams is not None and next_norm is not None,
         )  # fmt: skip
 
-    def _streams_of(self, num_rows: int) -> StreamedProducts | None:
+    def _streams_of(self, num_rows: int, streamed: bool) -> StreamedProducts | None:
         """Who computes the products of a step of so many rows; None: the library."""
-        return self._streams if num_rows <= STREAMED_ROWS else None
+        return self._streams if streamed and num_rows <= STREAMED_ROWS else None

@@ -134,7 +134,7 @@ def _capture_prefill(c: Captures, tier: int, pool: Pool) -> PrefillGraphs:
                 c.fetch()
                 c.forward.embed(views.rows, residual)
             for layer in layers:
-                c.forward.layer(layer, views.rows, residual, first=layer == 0)
+                c.forward.layer(layer, views.rows, residual, first=layer == 0, streamed=True)
 
         pieces.append((_capture(run, pool), len(layers)))
     return PrefillGraphs(views, tuple(pieces))

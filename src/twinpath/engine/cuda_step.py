@@ -264,14 +264,16 @@ class StepLauncher:
         else:
             residual = self._residuals.resume(plan.residual)
         residual = residual[: shape.rows]
-        finish = Piece(partial(self._finish_forward, job, views, residual), 0, needs_masks=plan.masks is not None)
         is_whole = plan.layer_begin == 0 and plan.layer_end == self._info.num_layers
         share = self._shares(job.rows)
-        is_captured = self._graphs is not None and shape.rows in self._graphs.prefill
-        if is_captured and is_whole and plan.residual is None and not share:
-            assert self._graphs is not None
-            pieces = self._graphs.prefill[shape.rows].pieces
-            return [*(Piece(graph.replay, num, fetches=i == 0) for i, (graph, num) in enumerate(pieces)), finish]
+        captured = self._graphs.prefill.get(shape.rows) if self._graphs is not None else None
+        if not is_whole or plan.residual is not None or share:
+            captured = None
+        end = partial(self._finish_forward, job, views, residual, is_captured=captured is not None)
+        finish = Piece(end, 0, needs_masks=plan.masks is not None)
+        if captured is not None:
+            pieces = (Piece(graph.replay, num, fetches=i == 0) for i, (graph, num) in enumerate(captured.pieces))
+            return [*pieces, finish]
         layers = range(plan.layer_begin, plan.layer_end)
         run = partial(self._layer, plan, views, residual, chunks, share)
         return [*(Piece(partial(run, index), 1) for index in layers), finish]
@@ -284,9 +286,9 @@ class StepLauncher:
         first = index == plan.layer_begin
         self._forward.layer(index, views.rows, residual, first=first, chunks=chunks, share=share)
 
-    def _finish_forward(self, job: Job, views: InputViews, residual: Tensor) -> None:
+    def _finish_forward(self, job: Job, views: InputViews, residual: Tensor, *, is_captured: bool) -> None:
         plan = job.plan
-        self._forward.finish_layers(plan.layer_end - 1, residual)
+        self._forward.finish_layers(plan.layer_end - 1, residual, streamed=is_captured)
         if plan.layer_end == self._info.num_layers:
             prompt_logprobs(job.rows.runs, self._scorer, residual, job.output)
             num_sampled = len(job.rows.sampled)
