@@ -188,6 +188,16 @@ def test_short_prefills_share_a_chunk_when_that_is_sooner_for_both_and_one_may_l
     assert bench.tokens("b") == [*b"ok", END_ID]
 
 
+def test_a_period_that_is_overdrawn_still_carries_a_few_rows() -> None:
+    """Rows cost nothing here: the step takes as long with all of them as with none."""
+    planner = LanePlanner(LaneSettings(itl_budget=0.5), CostModel(Coefficients(0, 10, 0, 0, 0, 0, 0, 0)), 10, 256)
+    stream = Sequence(make_request("s", "x" * 10), 0, 9, PrefixKeys(16, ""))
+    stream.num_planned = 9
+    long = Sequence(make_request("r", "x" * 500), 1, 1, PrefixKeys(16, ""))
+    choice = planner.choose([stream], [long], [])
+    assert choice.layer_end is None and choice.rows == [(long, 4)]
+
+
 def test_the_promise_names_lane_and_time_and_comes_with_the_first_token_only() -> None:
     bench = bench_of()
     bench.add(make_request("fast", b"x" * 32, max_tokens=1), make_request("flex", b"y" * 150))

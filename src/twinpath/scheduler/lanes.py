@@ -237,6 +237,9 @@ class LanePlanner:
         high_ms = self._mixed_ms(alone, prefill, high)
         if high <= _MIN_ROWS or high_ms <= limit_ms:
             return high, high_ms
+        if slack_ms < 0.0:
+            return _MIN_ROWS, self._mixed_ms(alone, prefill, _MIN_ROWS)
+        # From here on `low_ms` is within the limit and `high_ms` is not.
         low, low_ms, best_ms = 0, alone.ms, 0.0
         for num_looks in range(high.bit_length() + _MOST_LINES):
             # Where a line through both ends meets the limit; half way when that does not get there.
