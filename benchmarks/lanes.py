@@ -34,7 +34,8 @@ ARMS = {
 NUM_STREAMS = 2
 STREAM_PROMPT, STREAM_TOKENS, SHORT_PROMPT, SHORT_TOKENS = 32, 96, 64, 4
 SHORT_EVERY_S = 1.0
-NUM_SHORT_ALONE = 5
+#: Runs of the streams alone: a p50 that others are measured by needs more than one.
+NUM_ALONE, NUM_SHORT_ALONE = 5, 5
 
 
 class Load:
@@ -71,7 +72,9 @@ class Load:
 
 async def measure(load: Load, num_long: int) -> dict[str, Any]:
     """One round: gaps and first tokens alone and beside `num_long` long prompts."""
-    alone = await asyncio.gather(*(load.send(STREAM_PROMPT, STREAM_TOKENS) for _ in range(NUM_STREAMS)))
+    alone: list[RequestRecord] = []
+    for _ in range(NUM_ALONE):
+        alone += await asyncio.gather(*(load.send(STREAM_PROMPT, STREAM_TOKENS) for _ in range(NUM_STREAMS)))
     short_alone = [await load.send(SHORT_PROMPT, SHORT_TOKENS) for _ in range(NUM_SHORT_ALONE)]
     solo = await load.long()
     done = asyncio.Event()
@@ -109,6 +112,9 @@ async def run(settings: Settings, arms: dict[str, tuple[str, ...]], long_tokens:
             streams = Streams(stack.enter_context(server), timeout_s=600.0)
             loads[name] = Load(streams, ids, long_tokens)
             closers.append(streams.aclose)
+        for load in loads.values():  # A server that has just started has more to do.
+            for _ in range(NUM_STREAMS):
+                await load.send(STREAM_PROMPT, STREAM_TOKENS)
         for index in range(settings.rounds):
             order = list(loads)
             turn = index % len(order)

@@ -260,6 +260,9 @@ class StepPlan:
     #: The same rows and residual (its name) are then planned again with `resume`, until they are through.
     budget_ms: float | None = None
     resume: bool = False
+    #: The residual of a paused plan that an engine which `goes_on` runs further on a part of its cores, from now until
+    #: the next plan that does not say so; only what it samples is left for its own next plan.
+    beside: Float32s | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +312,8 @@ class EngineInfo:
     asks_for_masks: bool = False
     #: It can leave a plan anywhere when its time is over: see `StepPlan.budget_ms`.
     pauses: bool = False
+    #: And go on with it beside another plan: see `StepPlan.beside`.
+    goes_on: bool = False
     #: Rows that steps are padded up to, ascending; none: steps take what their rows take.
     step_sizes: tuple[int, ...] = ()
     #: Chunks of a power of two times so many rows, at a multiple of it, attend faster.

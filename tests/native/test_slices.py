@@ -63,6 +63,59 @@ def test_pausing_after_every_task_changes_no_bit(library: NativeLibrary, name: s
         model.close_slice(piece)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("name", ["smollm2", "gemma3", "qwen2"])
+def test_going_on_beside_other_steps_changes_no_bit(library: NativeLibrary, name: str, threads: int) -> None:
+    model = build(library, name, threads=threads)
+    keep = np.ones(1, np.uint8)
+    whole = run(model, [(0, PROMPT, PAGES)], keep_hidden=keep)
+    stranger = run(model, [(0, OTHER, STRANGERS)])[0]
+    piece = model.open_slice()
+    layers = [0]
+    outcome: tuple[Float32s, Float32s] | PausedAt | None = go_on(model, piece, PROMPT, PAGES, resume=False)
+    for _ in range(MOST_CALLS):
+        assert outcome is not None
+        if not isinstance(outcome, PausedAt):
+            break
+        layers.append(outcome.layer)
+        np.testing.assert_array_equal(run(model, [(0, OTHER, STRANGERS)], beside=piece)[0], stranger)
+        # One task more, and another prompt's step that nothing goes on beside.
+        outcome = go_on(model, piece, PROMPT, PAGES, resume=True)
+        np.testing.assert_array_equal(run(model, [(0, OTHER, STRANGERS)])[0], stranger)
+    assert isinstance(outcome, tuple)
+    np.testing.assert_array_equal(outcome[0], whole[0])
+    np.testing.assert_array_equal(outcome[1], whole[1])
+    after = run(model, [(len(PROMPT), [3], PAGES)])[0]
+    np.testing.assert_array_equal(after, run(build(library, name), [(0, [*PROMPT, 3], PAGES)])[0])
+    model.close_slice(piece)
+
+
+def test_only_outputs_are_left_to_the_slice_when_there_was_time(library: NativeLibrary) -> None:
+    model = build(library, threads=2)
+    right = run(model, [(0, PROMPT, PAGES)])[0]
+    piece = model.open_slice()
+    outcome: tuple[Float32s, Float32s] | PausedAt | None = go_on(model, piece, PROMPT, PAGES, resume=False)
+    num_steps = 0
+    while isinstance(outcome, PausedAt):
+        num_steps += 1
+        assert num_steps < MOST_CALLS
+        run(model, [(0, OTHER, OTHERS)], beside=piece)
+        if num_steps % 50 == 0:
+            outcome = go_on(model, piece, PROMPT, PAGES, resume=True)
+    assert isinstance(outcome, tuple) and piece.call is None
+    np.testing.assert_array_equal(outcome[0], right)
+    model.close_slice(piece)
+
+
+def test_a_model_closes_while_something_may_go_on(library: NativeLibrary) -> None:
+    model = build(library, threads=2)
+    piece = model.open_slice()
+    assert isinstance(go_on(model, piece, PROMPT, PAGES, resume=False), PausedAt)
+    run(model, [(0, OTHER, OTHERS)], beside=piece)
+    model.close_slice(piece)
+    model.close()
+
+
 def test_with_time_enough_it_does_not_pause(library: NativeLibrary) -> None:
     model = build(library)
     piece = model.open_slice()

@@ -15,15 +15,18 @@ from scheduler.test_lanes import LONG, SLICED
 from twinpath.engine.scripted import END_ID, ScriptedEngine
 from twinpath.engine.step_output import paused_result
 from twinpath.scheduler import CostModel, LaneSettings, Scheduler
-from twinpath.scheduler.cost import shape_of
+from twinpath.scheduler.cost import StepShape, shape_of
 from twinpath.types import EngineInfo, SlotInit, StepPlan, StepResult, TokensEvent
 
 
 class PausingEngine:
-    """A scripted engine on the bench's clock, where a step takes what `SLICED` says and stops when its time is over."""
+    """A scripted engine on the bench's clock, where a step takes what `SLICED` says and stops when its time is over.
 
-    def __init__(self, bench: Bench, inner: ScriptedEngine) -> None:
-        self.info: EngineInfo = replace(inner.info, pauses=True)
+    One that `goes_on` gives half of itself to what a plan has beside it, whose steps take 1.8 times as long.
+    """
+
+    def __init__(self, bench: Bench, inner: ScriptedEngine, goes_on: bool) -> None:
+        self.info: EngineInfo = replace(inner.info, pauses=True, goes_on=goes_on)
         self.plans: list[StepPlan] = []
         self._bench, self._inner = bench, inner
         self._cost = CostModel(SLICED)
@@ -43,7 +46,7 @@ class PausingEngine:
                 self._paused = plan
                 return plan.step_id
         inits, self._inits = self._inits, ()
-        return self._inner.submit(replace(plan, budget_ms=None, resume=False, inits=inits))
+        return self._inner.submit(replace(plan, budget_ms=None, resume=False, beside=None, inits=inits))
 
     def poll(self) -> StepResult | None:
         plan = self.plans[-1]
@@ -54,6 +57,9 @@ class PausingEngine:
         else:
             elapsed_ms = self._left_ms.pop(id(plan.residual), 0.0) if plan.budget_ms is not None else 0.0
             elapsed_ms = elapsed_ms or self._cost.predict(shape_of(plan, self.info.num_layers))
+            if plan.beside is not None:
+                elapsed_ms *= 1.8
+                self._left_ms[id(plan.beside)] = max(self._left_ms[id(plan.beside)] - elapsed_ms / 2, 0.01)
             result = self._inner.poll()
             assert result is not None
             result = replace(result, elapsed_ms=elapsed_ms)
@@ -61,10 +67,12 @@ class PausingEngine:
         return result
 
 
-def bench_of(idle_step_ms: float = 1000.0, itl_budget: float = 4.0) -> tuple[Bench, PausingEngine]:
+def bench_of(
+    idle_step_ms: float = 1000.0, itl_budget: float = 4.0, goes_on: bool = False
+) -> tuple[Bench, PausingEngine]:
     lanes = LaneSettings(flex_threshold_tokens=100, itl_budget=itl_budget, idle_step_ms=idle_step_ms)
     bench = Bench(LONG, lanes=lanes, step_tokens=64, layers=10, num_pages=64)
-    engine = PausingEngine(bench, bench.engine)
+    engine = PausingEngine(bench, bench.engine, goes_on)
     bench.engine = engine  # type: ignore[assignment]
     limits = bench.scheduler.limits
     bench.scheduler = Scheduler(engine.info, limits, clock=lambda: bench.now_s, cost=CostModel(SLICED))
@@ -113,6 +121,45 @@ def test_a_promise_counts_slices_by_their_time(num_prompt: int) -> None:
         bench.turn()
     [promise] = [event.promise for event in bench.told["long"] if isinstance(event, TokensEvent)]
     assert promise is not None and promise.predicted_ttft_ms == pytest.approx((bench.now_s - begin_s) * 1e3, rel=0.05)
+
+
+def test_a_paused_chunk_goes_on_beside_the_decode_steps() -> None:
+    bench, engine = bench_of(goes_on=True)
+    streaming(bench)
+    assert all(plan.beside is None for plan in engine.plans)
+    bench.add(make_request("long", b"x" * 150))
+    before = len(engine.plans)
+    for _ in range(5):
+        bench.turn()
+    slices, steps = engine.plans[before::2], engine.plans[before + 1 :: 2]
+    # Steps take 3.6 ms now, so that 3.2 of 6.8 are left for a slice.
+    assert budgets(slices[:2]) == pytest.approx([3.2, 3.2], rel=0.02)
+    assert all(plan.beside is slices[0].residual for plan in steps)
+    bench.run()
+    assert bench.tokens("long") == [*b"ok", END_ID] and bench.tokens("stream") == list(b"abcdefghij" * 20)
+    assert all(plan.beside is None or plan.budget_ms is None for plan in engine.plans)
+
+
+@pytest.mark.parametrize("num_prompt", [150, 700])
+def test_a_promise_counts_what_goes_on(num_prompt: int) -> None:
+    bench, _ = bench_of(goes_on=True)
+    streaming(bench)
+    begin_s = bench.now_s
+    bench.add(make_request("long", b"x" * num_prompt))
+    while not bench.told["long"]:
+        bench.turn()
+    [promise] = [event.promise for event in bench.told["long"] if isinstance(event, TokensEvent)]
+    assert promise is not None and promise.predicted_ttft_ms == pytest.approx((bench.now_s - begin_s) * 1e3, rel=0.1)
+
+
+def test_what_went_on_says_nothing_of_a_chunks_cost() -> None:
+    bench, _ = bench_of(goes_on=True)
+    streaming(bench)
+    whole = StepShape(num_prefill=64)
+    before_ms = bench.scheduler.cost.predict(whole)
+    bench.add(make_request("long", b"x" * 150))
+    bench.run()
+    assert bench.scheduler.cost.predict(whole) == pytest.approx(before_ms)
 
 
 def test_late_tokens_make_the_slices_shorter() -> None:

@@ -28,6 +28,14 @@ def test_the_reserve_settles_where_one_gap_in_a_hundred_is_late() -> None:
     assert found / 18_000 == pytest.approx(0.28, abs=0.03)
 
 
+def test_steps_beside_a_chunk_have_a_median_of_their_own() -> None:
+    pacing = Pacing()
+    assert pacing.beside_ratio > 1.0
+    for ratio in (2.0, 1.9, 9.0):
+        pacing.note_beside(ratio)
+    assert pacing.beside_ratio == 2.0 and pacing.idle_ratio is None
+
+
 def test_the_reserve_has_bounds() -> None:
     pacing = Pacing()
     for step in range(200):

@@ -105,6 +105,7 @@ class CpuEngine:
             depth=1,
             asks_for_masks=True,
             pauses=True,
+            goes_on=threads > 1,
             description=f"native: {spec.family}, {self.model.isa}, {threads} threads, "
             f"{options.activation_bits}-bit activations",
         )
@@ -216,6 +217,7 @@ class CpuEngine:
             computed = self.model.step(
                 starts, lengths, sample.view(np.uint8), tokens, tables,
                 layers=(plan.layer_begin, plan.layer_end), residual=residual, keep_hidden=keep_hidden,
+                beside=None if plan.beside is None else self._slices.find(plan.beside),
             )  # fmt: skip
         if computed is None:
             return None

@@ -36,6 +36,11 @@ class CpuSlices:
         """Its plan is paused."""
         self._paused[residual.ctypes.data] = piece, residual
 
+    def find(self, residual: Float32s) -> NativeSlice | None:
+        """What is paused under this name."""
+        found = self._paused.get(residual.ctypes.data)
+        return None if found is None else found[0]
+
     def give_back(self, piece: NativeSlice) -> None:
         """Its plan is done, or begins again."""
         self._free.append(piece)

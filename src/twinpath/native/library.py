@@ -143,10 +143,12 @@ def _declare(handle: ctypes.CDLL) -> None:
     handle.tp_slice_create.argtypes, handle.tp_slice_create.restype = (c_void_p,), c_void_p
     handle.tp_slice_destroy.argtypes, handle.tp_slice_destroy.restype = (c_void_p,), None
     handle.tp_step_slice.argtypes = (c_void_p, POINTER(StepArgs), c_void_p, c_int64, c_int32, POINTER(c_int32))
+    handle.tp_step_beside.argtypes = (c_void_p, POINTER(StepArgs), POINTER(StepArgs), c_void_p)
+    handle.tp_rest.argtypes, handle.tp_rest.restype = (c_void_p,), None
     handle.tp_leave_core.argtypes = (c_void_p,)
     handle.tp_leave_core.restype = None
     handle.tp_test_gemm.argtypes = (c_char_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_int32, c_void_p)
     handle.tp_test_dequantize.argtypes = (c_int32, c_int32, c_int32, c_void_p, c_void_p)
-    for name in ("tp_set_tensor", "tp_prepare", "tp_step", "tp_step_slice", "tp_lm_head", "tp_set_threads",
-                 "tp_test_gemm", "tp_test_dequantize"):  # fmt: skip
+    for name in ("tp_set_tensor", "tp_prepare", "tp_step", "tp_step_beside", "tp_step_slice", "tp_lm_head",
+                 "tp_set_threads", "tp_test_gemm", "tp_test_dequantize"):  # fmt: skip
         getattr(handle, name).restype = c_int32

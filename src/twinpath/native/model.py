@@ -48,13 +48,6 @@ class NativeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class NativeSlice:
-    """Where a paused step keeps what it has so far; see `NativeModel.open_slice`."""
-
-    handle: int
-
-
-@dataclass(frozen=True, slots=True)
 class PausedAt:
     """A slice's time was over in this layer."""
 
@@ -69,6 +62,15 @@ class _Call:
     logits: Float32s
     hidden: Float32s
     kept: tuple[object, ...]
+
+
+@dataclass(slots=True)
+class NativeSlice:
+    """Where a paused step keeps what it has so far; see `NativeModel.open_slice`."""
+
+    handle: int
+    #: The last, while it is paused: what goes on beside other steps reads its arrays.
+    call: _Call | None = None
 
 
 class NativeModel:
@@ -117,15 +119,22 @@ class NativeModel:
         layers: tuple[int, int] | None = None,
         residual: Float32s | None = None,
         keep_hidden: Flags | None = None,
+        beside: NativeSlice | None = None,
     ) -> tuple[Float32s, Float32s] | None:
         """Run the rows of a plan (see `twinpath.types.StepPlan`) through a range of layers. None: cancelled.
+
+        `beside`: paused, goes on meanwhile on half of the threads and afterwards, up to its outputs, another call or
+            `rest`.
 
         Shapes: returns logits float32 [num_sampled, vocab] (rows contiguous) and hidden float32 [rows of segments with
             keep_hidden, hidden] (the head's input, see `logits`); both empty when the range ends early.
         Raises: EngineError when an argument is out of range: nothing was computed.
         """
         call = self._call(starts, lengths, sample, tokens, block_tables, layers, residual, keep_hidden)
-        return self._outcome(self._library.tp_step(self._handle, byref(call.args)), call)
+        if beside is None or beside.call is None:
+            return self._outcome(self._library.tp_step(self._handle, byref(call.args)), call)
+        status = self._library.tp_step_beside(self._handle, byref(call.args), byref(beside.call.args), beside.handle)
+        return self._outcome(status, call)
 
     def step_slice(
         self,
@@ -147,7 +156,12 @@ class NativeModel:
         status = self._library.tp_step_slice(
             self._handle, byref(call.args), piece.handle, int(budget_ms * 1e6), int(resume), byref(layer)
         )
-        return PausedAt(layer.value) if status == STATUS_PAUSED else self._outcome(status, call)
+        if status == STATUS_PAUSED:
+            if layer.value >= 0:
+                piece.call = call
+            return PausedAt(max(layer.value, 0))
+        piece.call = None
+        return self._outcome(status, call)
 
     def open_slice(self) -> NativeSlice:
         """Working memory of a step that pauses, resident as far as it is used. Close it before the model."""
@@ -158,6 +172,7 @@ class NativeModel:
 
     def close_slice(self, piece: NativeSlice) -> None:
         """It must not be used any more."""
+        self.rest()
         self._library.tp_slice_destroy(piece.handle)
 
     def logits(self, hidden: Float32s) -> Float32s:
@@ -176,6 +191,10 @@ class NativeModel:
     def cancel(self, on: bool = True) -> None:
         """From any thread: a running step stops soon; until switched off, later ones stop at once."""
         self._cancel.value = int(on)
+
+    def rest(self) -> None:
+        """Nothing goes on any more."""
+        self._library.tp_rest(self._handle)
 
     def progress(self) -> int:
         """From any thread: grows while a step works."""

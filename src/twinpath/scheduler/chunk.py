@@ -30,7 +30,9 @@ class Chunk:
     Shapes: residual float32 [sum of row lengths, hidden].
     """
 
-    __slots__ = ("_is_kept", "budget_ms", "elapsed_ms", "in_flight", "is_paused", "next_layer", "residual", "rows")
+    __slots__ = (
+        "_is_kept", "budget_ms", "elapsed_ms", "in_flight", "is_paused", "next_layer", "residual", "rows", "went_on",
+    )  # fmt: skip
 
     def __init__(self, rows: list[Row], info: EngineInfo) -> None:
         self.rows = rows
@@ -43,6 +45,8 @@ class Chunk:
         self.budget_ms: float | None = None
         self.elapsed_ms = 0.0
         self.is_paused = False
+        #: Beside other steps: what it took in all is not known then.
+        self.went_on = False
         for row in rows:
             row.sequence.chunk = self
 

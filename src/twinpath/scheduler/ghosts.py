@@ -70,6 +70,7 @@ class GhostChunk:
     lane: Lane
     #: Of an engine that pauses anywhere: a fraction.
     next_layer: float = 0
+    is_paused: bool = True
 
     @property
     def shape(self) -> StepShape:

@@ -31,6 +31,8 @@ _MAX_RESERVE = 0.15
 #: Where the engine pauses: share of the budget that prefill gets in any case, and the least time worth a plan. Who
 #: waits for a first token gets more: few periods are long for it.
 _LEAST_SHARE = {Lane.FAST: 0.35, Lane.FLEX: 0.2}
+#: Where a chunk goes on beside decode rows it gets the most of its time there.
+_LEAST_BESIDE = {Lane.FAST: 0.1, Lane.FLEX: 0.05}
 _MIN_SLICE_MS = 0.3
 _RESERVE_QUANTILE = 0.9
 #: Chunks that fill a period with so many layers at most, in steps of so many rows: what is left of it would be lost in
@@ -86,8 +88,10 @@ class LanePlanner:
         chunk_grain: int = 1,
         *,
         pauses: bool = False,
+        goes_on: bool = False,
     ) -> None:
-        """`chunk_grain`: see `EngineInfo`; so `pauses`: then time is given out instead of layers."""
+        """`chunk_grain`: see `EngineInfo`; so `pauses`: then time is given out instead of layers; and `goes_on`."""
+        self._goes_on = goes_on
         self._chunk_grain = chunk_grain
         self.settings = settings
         self.pacing = Pacing() if pauses else None
@@ -109,10 +113,10 @@ class LanePlanner:
     def period(self) -> int:
         return self._period
 
-    def note_planned(self, predicted_ms: float, has_decode: bool) -> None:
+    def note_planned(self, predicted_ms: float, has_decode: bool, is_beside: bool = False) -> None:
         if has_decode:
             self._period += 1
-            self._shared_ms = self._budget_ms if self._spent_ms > 0.0 else None
+            self._shared_ms = self._budget_ms if self._spent_ms > 0.0 or is_beside else None
             self._spent_ms = 0.0
         else:
             self._spent_ms += predicted_ms
@@ -128,7 +132,10 @@ class LanePlanner:
             self.note_measured(step.period, step.predicted_ms, elapsed_ms)
         elif self.pacing is not None:
             budget_ms = self._budget_ms if step.shape.num_prefill else self._shared_ms
-            self.pacing.note_gap(step.planned_s + elapsed_ms / 1e3, budget_ms, self.cost.base(step.shape))
+            base_ms = self.cost.base(step.shape)
+            self.pacing.note_gap(step.planned_s + elapsed_ms / 1e3, budget_ms, base_ms)
+            if step.beside is not None:
+                self.pacing.note_beside(elapsed_ms / base_ms)
 
     def budget_ms(self, decode: Iterable[Sequence], alone_ms: float) -> float:
         """Of a period with these streams, whose step alone takes `alone_ms`."""
@@ -153,6 +160,17 @@ class LanePlanner:
         reserve_ms = min(self.cost.tail_ratio(_RESERVE_QUANTILE) - 1.0, _MAX_RESERVE) * budget_ms
         return budget_ms - alone_ms - max(reserve_ms, 0.0)
 
+    def step_ms(self, shape: StepShape, *, is_beside: bool) -> float:
+        """Of a whole step, beside a chunk or alone."""
+        if not is_beside or self.pacing is None:
+            return self.cost.predict(shape)
+        return self.pacing.beside_ratio * self.cost.base(shape)
+
+    def beside(self, chunks: list[Chunk], prefill: list[Sequence]) -> Chunk | None:
+        """What goes on while the decode rows run: the chunk whose turn it is, if it can."""
+        chunk = _next_chunk(chunks, prefill) if self._goes_on else None
+        return chunk if chunk is not None and chunk.is_paused else None
+
     def choose(self, decode: list[Sequence], prefill: list[Sequence], chunks: list[Chunk]) -> Choice:
         """`decode`: sequences with a row that samples. `prefill`: the others in the order to serve them. `chunks`:
         those that can go on, oldest first. At least one of the three is not empty."""
@@ -161,7 +179,7 @@ class LanePlanner:
         alone = Alone()
         if decode:
             shape = decode_shape(decode)
-            alone = Alone(shape, self.cost.predict(shape))
+            alone = Alone(shape, self.step_ms(shape, is_beside=self._goes_on))
             slack_ms = self._least_ms(self.slack_ms(decode, alone.ms), chunks, prefill) - self._spent_ms
         else:
             self._spent_ms = 0.0
@@ -184,7 +202,8 @@ class LanePlanner:
         if self._budget_ms is None:
             return slack_ms
         chunk = _next_chunk(chunks, prefill)
-        return max(slack_ms, self._budget_ms * _LEAST_SHARE[chunk.lane if chunk is not None else prefill[0].lane])
+        shares = _LEAST_BESIDE if self._goes_on else _LEAST_SHARE
+        return max(slack_ms, self._budget_ms * shares[chunk.lane if chunk is not None else prefill[0].lane])
 
     def _go_on(self, chunk: Chunk, slack_ms: float, has_decode: bool) -> Choice:
         left = self._num_layers - chunk.next_layer
@@ -193,7 +212,7 @@ class LanePlanner:
         if num_layers == 0:
             if has_decode and self._spent_ms > 0.0 and self.pacing is None:
                 return Choice()
-            num_layers = 1
+            num_layers = min(1, left)
         budget_ms = max(slack_ms, _MIN_SLICE_MS) if self.pacing is not None else None
         return Choice(chunk=chunk, layer_end=chunk.next_layer + num_layers, budget_ms=budget_ms)
 

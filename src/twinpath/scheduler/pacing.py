@@ -15,6 +15,8 @@ _ENGINE_SHARE = 0.95
 _NUM_IDLE = 63
 #: So many times the step: no stream ran meanwhile.
 _SILENCE = 5.0
+#: A decode step on half of the cores, beside a chunk, takes so many times as long until it was seen.
+_FIRST_BESIDE = 1.8
 
 
 class Pacing:
@@ -26,6 +28,9 @@ class Pacing:
         #: Idle gaps / what the cost model says of their steps before corrections.
         self._idle_ratios: deque[float] = deque(maxlen=_NUM_IDLE)
         self._idle_ratio: float | None = None
+        #: Decode steps beside a chunk / the same of all steps.
+        self._beside_ratios: deque[float] = deque(maxlen=_NUM_IDLE)
+        self._beside_ratio: float | None = None
         self._decoded_s: float | None = None
         self._was_shared = False
 
@@ -35,6 +40,18 @@ class Pacing:
         if self._idle_ratio is None and self._idle_ratios:
             self._idle_ratio = sorted(self._idle_ratios)[len(self._idle_ratios) // 2]
         return self._idle_ratio
+
+    @property
+    def beside_ratio(self) -> float:
+        """Median step beside a chunk / what the cost model says of it alone."""
+        if self._beside_ratio is None and self._beside_ratios:
+            self._beside_ratio = sorted(self._beside_ratios)[len(self._beside_ratios) // 2]
+        return self._beside_ratio or _FIRST_BESIDE
+
+    def note_beside(self, ratio: float) -> None:
+        """A step beside a chunk took so many times what the cost model says of it alone."""
+        self._beside_ratios.append(ratio)
+        self._beside_ratio = None
 
     def note_gap(self, now_s: float, budget_ms: float | None, base_ms: float) -> None:
         """A step with decode rows is done. `budget_ms`: of the period that it ends, None when it had no prefill;

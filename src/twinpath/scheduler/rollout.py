@@ -21,6 +21,8 @@ from twinpath.scheduler.sequence import SHORT_ROWS, Lane, Sequence
 _MOST_STEPS = 48
 #: Of a slice, so much at least is spent on its layers.
 _LEAST_MS = 0.01
+#: Of the machine, what goes on beside decode rows; its last slice is left so much of its layers.
+_SHARE_BESIDE, _LEAST_LAYERS = 0.5, 0.01
 
 
 @dataclass(slots=True)
@@ -97,7 +99,8 @@ class Rollout:
         )
         rows = [(cast(Ghost, sequence), length) for sequence, length in choice.rows]
         if choice.layer_end is None:
-            self._run(decode, rows)
+            beside = self.planner.beside(cast(list[Chunk], self.chunks), cast(list[Sequence], prefill))
+            self._run(decode, rows, cast(GhostChunk, beside) if decode and not rows and beside else None)
         else:
             self._slice(choice, rows, choice.layer_end)
         return True
@@ -121,8 +124,11 @@ class Rollout:
     def _let_go(self) -> None:
         self.running = [ghost for ghost in self.running if ghost.num_outputs_left > 0 or ghost.is_prefill]
 
-    def _run(self, decode: list[Ghost], rows: list[tuple[Ghost, int]]) -> None:
-        self._pass(shape_of_rows([*[(ghost, ghost.num_plannable) for ghost in decode], *rows]))
+    def _run(self, decode: list[Ghost], rows: list[tuple[Ghost, int]], beside: GhostChunk | None = None) -> None:
+        shape = shape_of_rows([*[(ghost, ghost.num_plannable) for ghost in decode], *rows])
+        step_ms = self._pass(shape, is_beside=beside is not None)
+        if beside is not None:
+            self._go_on(beside, step_ms)
         for ghost in decode:
             ghost.run(ghost.num_plannable)
         for ghost, length in rows:
@@ -191,11 +197,22 @@ class Rollout:
         self._pass_ms(min(budget_ms, left_ms), has_decode=False)
         self.done_ms += num_layers / self.num_layers * self._chunk_ms(chunk)
 
-    def _pass(self, shape: StepShape) -> None:
-        self._pass_ms(self.planner.cost.predict(shape), has_decode=shape.num_decode > 0)
+    def _go_on(self, chunk: GhostChunk, elapsed_ms: float) -> None:
+        """On a part of the cores, while decode rows run."""
+        layer_ms = self.planner.cost.predict_slices(chunk.shape, self.num_layers)[1]
+        left = self.num_layers - chunk.next_layer - _LEAST_LAYERS
+        num_layers = max(min(_SHARE_BESIDE * elapsed_ms / max(layer_ms, _LEAST_MS), left), 0.0)
+        chunk.next_layer += num_layers
+        self.done_ms += num_layers / self.num_layers * self._chunk_ms(chunk)
+        self._chunk = chunk
 
-    def _pass_ms(self, step_ms: float, *, has_decode: bool) -> None:
-        self.planner.note_planned(step_ms, has_decode)
+    def _pass(self, shape: StepShape, *, is_beside: bool = False) -> float:
+        step_ms = self.planner.step_ms(shape, is_beside=is_beside)
+        self._pass_ms(step_ms, has_decode=shape.num_decode > 0, is_beside=is_beside)
+        return step_ms
+
+    def _pass_ms(self, step_ms: float, *, has_decode: bool, is_beside: bool = False) -> None:
+        self.planner.note_planned(step_ms, has_decode, is_beside)
         self.elapsed_ms += step_ms + self.gap_ms
 
 

@@ -20,6 +20,8 @@ class Picked(msgspec.Struct, frozen=True):
     layers: tuple[int, int] | None = None
     #: Nothing else has to run between this step and another one of the same rows.
     may_repeat: bool = False
+    #: A paused chunk that goes on meanwhile.
+    beside: Chunk | None = None
 
 
 class RowPicker:
@@ -90,7 +92,10 @@ class RowPicker:
             return self._slice(choice, choice.layer_end)
         rows = [self._take(sequence, sequence.num_plannable) for sequence in decode]
         rows += [self._take(sequence, length) for sequence, length in choice.rows]
-        return Picked(rows, may_repeat=not chunks)
+        beside = planner.beside(chunks, prefill) if decode and not choice.rows else None
+        if beside is not None:
+            beside.went_on = True
+        return Picked(rows, may_repeat=not chunks, beside=beside)
 
     def _split(self) -> tuple[list[Sequence], list[Sequence]]:
         """Running sequences that are about to sample, with pages for it; and those with longer prefills."""

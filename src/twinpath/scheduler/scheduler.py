@@ -97,7 +97,9 @@ class Scheduler:
         self.admission: Admission | None = None
         if limits.lanes is not None:
             max_rows, grain = limits.max_num_batched_tokens, info.chunk_grain
-            self.planner = LanePlanner(limits.lanes, self.cost, info.num_layers, max_rows, grain, pauses=info.pauses)
+            self.planner = LanePlanner(
+                limits.lanes, self.cost, info.num_layers, max_rows, grain, pauses=info.pauses, goes_on=info.goes_on
+            )
             self.forecast = Forecast(self.cost, limits.max_num_batched_tokens)
             outlook = Outlook(self.planner, self._roster, info.num_layers)
             self.admission = Admission(outlook, self.forecast, self._clock, shed=limits.shed)
@@ -203,8 +205,10 @@ class Scheduler:
         step.masks = masks_for(rows, self.info.vocab_size) if end == self.info.num_layers else None
         if self.planner is not None:
             step.planned_s = self._clock()
-            step.predicted_ms = chunk.budget_ms if chunk and chunk.budget_ms else self.cost.predict(step.shape)
-            self.planner.note_planned(step.predicted_ms, step.shape.num_decode > 0)
+            step.beside, is_beside = picked.beside, picked.beside is not None
+            step_ms = self.planner.step_ms(step.shape, is_beside=is_beside)
+            step.predicted_ms = chunk.budget_ms if chunk and chunk.budget_ms else step_ms
+            self.planner.note_planned(step.predicted_ms, step.shape.num_decode > 0, is_beside)
             step.period = self.planner.period
         return step
 

@@ -41,6 +41,8 @@ class Step:
     #: See StepPlan.
     repeat: int = 1
     masks: TokenMasks | None = None
+    #: A paused chunk that goes on meanwhile.
+    beside: Chunk | None = None
 
     def measure(self, num_layers: int) -> None:
         """Look through its rows: `shape`, for the cost model, in which a row of its own counts as decode; `fresh`."""
@@ -61,10 +63,13 @@ class Step:
         self.shape = StepShape(num_decode, decode_context, num_prefill, prefill_tokens, num_sampled, share)
 
     def measured_ms(self, result: StepResult) -> float:
-        """What all of it took: that of a chunk which paused is known at its end, 0 before."""
+        """What all of it took, 0 when that says nothing of its cost: that of a chunk which paused is known at its end,
+        unless it went on beside other steps, which were as much slower."""
         if result.paused_layer is not None:
             return 0.0
-        return result.elapsed_ms if self.chunk is None or self.chunk.budget_ms is None else self.chunk.elapsed_ms
+        if self.chunk is None or self.chunk.budget_ms is None:
+            return 0.0 if self.beside is not None else result.elapsed_ms
+        return 0.0 if self.chunk.went_on else self.chunk.elapsed_ms
 
     def dominant(self) -> str | None:
         """The request whose prefill is at least half of this step: cancelling it is worth interrupting the others."""
@@ -92,6 +97,7 @@ def build_plan(step: Step, block_tables: Int32s) -> StepPlan:
         residual=None if step.chunk is None else step.chunk.residual,
         budget_ms=None if step.chunk is None else step.chunk.budget_ms,
         resume=step.chunk is not None and step.chunk.is_paused,
+        beside=None if step.beside is None else step.beside.residual,
         inits=tuple([SlotInit(s.slot, s.sampling, s.history(), s.num_prompt) for s in step.fresh]),
         releases=step.releases,
         repeat=step.repeat,

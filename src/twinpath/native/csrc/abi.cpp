@@ -1,9 +1,11 @@
 // The C ABI: what native/library.py calls. Every function returns 0 or an error; tp_error() tells which.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <string>
 
+#include "beside.h"
 #include "repack.h"
 #include "step.h"
 
@@ -18,12 +20,20 @@ struct Handle {
     const tp::Kernels* kernels = nullptr;
     std::unique_ptr<tp::ThreadPool> pool;
     std::unique_ptr<tp::Stepper> stepper;
+    std::unique_ptr<tp::Beside> beside;  // from its first use on
     int activation_bits = 16;
     std::string error;
 
     int fail(std::string message, int code = 2) {
         error = std::move(message);
         return code;
+    }
+    // Of the threads, those that go on with a slice beside a step.
+    int num_beside() { return stepper->pool().num_threads() / 2; }
+    void end_beside() {
+        if (!beside) return;
+        beside->stop();
+        beside->wait(INT64_MAX);
     }
 };
 
@@ -98,7 +108,21 @@ TP_EXPORT int32_t tp_prepare(void* handle, const tp::Limits* limits) {
 TP_EXPORT int32_t tp_step(void* handle, const tp::StepArgs* args) {
     auto* h = static_cast<Handle*>(handle);
     if (!h->stepper) return h->fail("the model is not complete");
+    h->end_beside();
     return static_cast<int32_t>(h->stepper->run(*args, &h->error));
+}
+
+// As tp_step on a part of the threads; the others go on with `slice`, which is paused, as in its last call: `slice_args`. They
+// do so behind the step as well, until the slice's next call, which finds its outputs left to it, or another step or slice, or
+// tp_rest; so long `slice_args` must be there.
+TP_EXPORT int32_t tp_step_beside(void* handle, const tp::StepArgs* args, const tp::StepArgs* slice_args, void* slice) {
+    auto* h = static_cast<Handle*>(handle);
+    if (!h->stepper) return h->fail("the model is not complete");
+    const int num_beside = h->num_beside();
+    if (num_beside == 0) return static_cast<int32_t>(h->stepper->run(*args, &h->error));
+    if (!h->beside) h->beside = std::make_unique<tp::Beside>(*h->stepper, num_beside);
+    h->beside->start(*slice_args, static_cast<tp::Slice*>(slice));
+    return static_cast<int32_t>(h->stepper->run_beside(*args, h->stepper->pool().num_threads() - num_beside, &h->error));
 }
 
 TP_EXPORT void* tp_slice_create(void* handle) {
@@ -106,14 +130,25 @@ TP_EXPORT void* tp_slice_create(void* handle) {
     return h->stepper ? h->stepper->make_slice().release() : nullptr;
 }
 
+// Not while a step goes on with it: see tp_rest.
 TP_EXPORT void tp_slice_destroy(void* slice) { delete static_cast<tp::Slice*>(slice); }
 
-// Status 4: paused, in `layer`.
+// Status 4: paused, in `layer`; -1: a thread beside the last step still has it, and reads the arguments of its last call.
 TP_EXPORT int32_t tp_step_slice(void* handle, const tp::StepArgs* args, void* slice, int64_t budget_ns, int32_t resume, int32_t* layer) {
     auto* h = static_cast<Handle*>(handle);
     if (!h->stepper) return h->fail("the model is not complete");
+    const int64_t begin_ns = tp::now_ns();
+    if (h->beside) h->beside->stop();
+    if (h->beside && !h->beside->wait(resume ? std::max<int64_t>(budget_ns, 0) : INT64_MAX)) {
+        *layer = -1;
+        return static_cast<int32_t>(tp::StepStatus::kPaused);
+    }
+    budget_ns -= tp::now_ns() - begin_ns;
     return static_cast<int32_t>(h->stepper->run_slice(*args, static_cast<tp::Slice*>(slice), budget_ns, resume != 0, layer, &h->error));
 }
+
+// Nothing goes on any more when it returns.
+TP_EXPORT void tp_rest(void* handle) { static_cast<Handle*>(handle)->end_beside(); }
 
 TP_EXPORT int32_t tp_lm_head(void* handle, const float* hidden, int32_t num_rows, float* logits, int64_t stride) {
     auto* h = static_cast<Handle*>(handle);
@@ -129,6 +164,7 @@ TP_EXPORT int32_t tp_set_threads(void* handle, int32_t num_threads) {
     auto* h = static_cast<Handle*>(handle);
     if (!h->stepper) return h->fail("the model is not complete");
     if (num_threads < 1 || num_threads > 1024) return h->fail("threads must be 1..1024");
+    h->beside.reset();
     return h->stepper->set_threads(num_threads) ? 0 : h->fail("no memory for the threads", 3);
 }
 

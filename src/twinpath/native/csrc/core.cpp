@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #if defined(__linux__)
+#include <pthread.h>
 #include <sched.h>
 #endif
 
@@ -27,6 +28,27 @@ void leave_this_core() {
     cpu_set_t others = allowed;
     CPU_CLR(static_cast<size_t>(here), &others);
     if (sched_setaffinity(0, sizeof others, &others) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
+#endif
+}
+
+int keep_off_this_core(std::thread& thread, int before) {
+#if defined(__linux__)
+    const int here = sched_getcpu();
+    cpu_set_t allowed;
+    if (here < 0 || here == before || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return before;
+    CPU_CLR(static_cast<size_t>(here), &allowed);
+    if (CPU_COUNT(&allowed)) pthread_setaffinity_np(thread.native_handle(), sizeof allowed, &allowed);
+    return here;
+#else
+    (void)thread;
+    return before;
+#endif
+}
+
+void rest_only() {
+#if defined(SCHED_IDLE)
+    const sched_param none{};
+    sched_setscheduler(0, SCHED_IDLE, &none);
 #endif
 }
 

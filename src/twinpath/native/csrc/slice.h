@@ -4,6 +4,7 @@
 // that was left runs the tasks it still has. So what lies between phases must be cheap and must give the same when done again.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <numeric>
 #include <utility>
@@ -27,10 +28,20 @@ public:
         if (!resume) next_phase_ = 0, pending_.clear();
         phase_ = 0;
         deadline_ns_ = deadline_ns;
+        keeps_outputs_ = false;
         is_over_ = has_run_ = false;
     }
+    // The same without a deadline, until stop(); logits and hidden rows are left for whoever goes on.
+    void begin_beside() {
+        begin(true, INT64_MAX);
+        keeps_outputs_ = true;
+    }
+    // From any thread: it is over after the tasks that run now.
+    void stop() { deadline_ns_ = INT64_MIN; }
     // What comes now runs to its end.
     void ignore_deadline() { deadline_ns_ = INT64_MAX; }
+    // All layers are done; whether the outputs come now.
+    bool enter_outputs() { return !(is_over_ = keeps_outputs_); }
     bool is_over() const { return is_over_; }
 
     // A phase of so many tasks: whether it is to run now.
@@ -70,7 +81,8 @@ private:
     int64_t next_phase_ = 0;  // those before it are done
     std::vector<int32_t> pending_;  // tasks that phase `next_phase_` still has; empty: all
     std::vector<uint8_t> is_left_;  // by index in `pending_`
-    int64_t deadline_ns_ = 0;
+    std::atomic<int64_t> deadline_ns_{0};
+    bool keeps_outputs_ = false;
     bool is_over_ = false, has_run_ = false;
 };
 

@@ -29,7 +29,12 @@ constexpr int kSliceQueryRows = 12;
 }  // namespace
 
 Stepper::Stepper(Model model, const Kernels* kernels, std::unique_ptr<ThreadPool> pool, int activation_bits)
-    : model_(std::move(model)), kernels_(kernels), pool_(std::move(pool)), bits_(activation_bits) {}
+    : shared_model_(std::make_shared<Model>(std::move(model))), shared_kv_(std::make_shared<KvPool>()), model_(*shared_model_),
+      kv_(*shared_kv_), kernels_(kernels), pool_(std::move(pool)), bits_(activation_bits) {}
+
+Stepper::Stepper(const Stepper& main, std::unique_ptr<ThreadPool> pool)
+    : shared_model_(main.shared_model_), shared_kv_(main.shared_kv_), model_(*shared_model_), kv_(*shared_kv_),
+      kernels_(main.kernels_), pool_(std::move(pool)), bits_(main.bits_), limits_(main.limits_) {}
 
 std::string Stepper::prepare(const Limits& limits) {
     std::string error = model_.check_complete();
@@ -111,14 +116,15 @@ StepStatus Stepper::run(const StepArgs& a, std::string* error) {
     const bool is_long = slice_ || num_rows_ > kMostRowsBesideOthers;
     const bool leaves_core = !is_long && active > 1 && now_ns() < leave_core_until_ns_;
     leave_core_until_ns_ = 0;
-    pool_->set_active(is_long ? most : leaves_core ? active - 1 : active);
+    if (most_threads_) pool_->set_active(std::min(active, most_threads_));
+    else pool_->set_active(is_long ? most : leaves_core ? active - 1 : active);
     const int64_t begin_ns = now_ns(), begin_cpu_ns = thread_cpu_ns();
     run_rows(a);
     const int64_t end_ns = now_ns(), step_ns = end_ns - begin_ns;
     const ThreadPool::Waits waits = pool_->take_waits();
     // What this thread neither ran nor slept: somebody else had its processor.
     const int64_t stolen_ns = std::max<int64_t>(0, step_ns - (thread_cpu_ns() - begin_cpu_ns) - waits.asleep_ns);
-    if (leaves_core) {
+    if (leaves_core || most_threads_) {
         pool_->set_active(active);  // not the governor's business: it would judge the step slow
     } else if (is_long) {
         pool_->set_active(governor_.after_long(active, most, step_ns, waits.late_ns + stolen_ns));
@@ -141,19 +147,36 @@ StepStatus Stepper::run_slice(const StepArgs& a, Slice* slice, int64_t budget_ns
         *error = "a slice runs through all layers";
         return StepStatus::kBadArguments;
     }
+    slice->begin(resume && slice->num_threads == pool_->num_threads(), now_ns() + budget_ns);
+    slice->num_threads = pool_->num_threads();
+    const StepStatus status = run_rows_of(a, slice, error);
+    *layer = layer_;
+    return status == StepStatus::kDone && slice->is_over() ? StepStatus::kPaused : status;
+}
+
+StepStatus Stepper::run_rows_of(const StepArgs& a, Slice* slice, std::string* error) {
     const auto exchange = [&] {
         std::swap(scratch_, slice->scratch());
         std::swap(scratch_.threads, slice->scratch().threads);  // these stay
     };
-    slice->begin(resume && slice->num_threads == pool_->num_threads(), now_ns() + budget_ns);
-    slice->num_threads = pool_->num_threads();
     slice_ = slice;
     exchange();
     const StepStatus status = run(a, error);
     exchange();
     slice_ = nullptr;
-    *layer = layer_;
-    return status == StepStatus::kDone && slice->is_over() ? StepStatus::kPaused : status;
+    return status;
+}
+
+StepStatus Stepper::run_beside(const StepArgs& a, int num_threads, std::string* error) {
+    most_threads_ = std::max(1, num_threads);
+    const StepStatus status = run(a, error);
+    most_threads_ = 0;
+    return status;
+}
+
+void Stepper::go_on(const StepArgs& a, Slice* slice, std::string* error) {
+    if (!scratch_.allocate_threads(model_.spec, pool_->num_threads(), bits_, model_.any_dense())) return;
+    run_rows_of(a, slice, error);
 }
 
 void Stepper::run_rows(const StepArgs& a) {
@@ -167,6 +190,7 @@ void Stepper::run_rows(const StepArgs& a) {
         run_layer(a, i);
     }
     if (is_over()) return;
+    if (slice_ && !slice_->enter_outputs()) return;
     if (slice_) slice_->ignore_deadline();  // logits go to the arrays of one call
     if (a.layer_end < model_.spec.num_layers) {
         for (int r = 0; r < num_rows_; ++r) std::memcpy(a.residual + static_cast<int64_t>(r) * hidden, scratch_.x + r * scratch_.hidden_stride, sizeof(float) * hidden);
@@ -243,7 +267,7 @@ void Stepper::multiply(const Matrix* const* parts, int num_parts, int num_rows, 
         total += parts[p]->num_groups;
         group_bytes = std::max(group_bytes, parts[p]->group_bytes);
     }
-    int per_task = std::max(1, total / (pool_->active() * kTasksPerThread));
+    int per_task = std::max(1, total / (width() * kTasksPerThread));
     if (num_rows > 4) per_task = std::min<int>(per_task, static_cast<int>(std::max<int64_t>(1, kTaskWeightBytes / group_bytes)));
     const int slices = (total + per_task - 1) / per_task;
     const int token_slices = (num_rows + kTokensPerTask - 1) / kTokensPerTask;
@@ -299,7 +323,7 @@ void Stepper::mlp(const Layer& l) {
     normalise(scratch_.x, num_rows_, l.mlp_norm);
     const int blocks = model_.spec.intermediate_padded() / kBlock, groups = l.gate.matrix.num_groups;
     const Activation activation = static_cast<Activation>(model_.spec.activation);
-    const int per_task = num_rows_ > 4 ? 1 : std::max(1, blocks / (pool_->active() * kTasksPerThread));
+    const int per_task = num_rows_ > 4 ? 1 : std::max(1, blocks / (width() * kTasksPerThread));
     const int slices = (blocks + per_task - 1) / per_task, token_slices = (num_rows_ + kTokensPerTask - 1) / kTokensPerTask;
     phase(slices * token_slices, [&](int task, int thread) {
         const Acts& x = normalised(thread);

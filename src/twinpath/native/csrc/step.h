@@ -44,6 +44,8 @@ struct Limits {
 class Stepper {
 public:
     Stepper(Model model, const Kernels* kernels, std::unique_ptr<ThreadPool> pool, int activation_bits);
+    // Goes on with slices of `main`, which outlives it and is prepared, while that runs other steps.
+    Stepper(const Stepper& main, std::unique_ptr<ThreadPool> pool);
 
     std::string prepare(const Limits& limits);  // allocates; "" or what is wrong
     StepStatus run(const StepArgs& args, std::string* error);
@@ -52,6 +54,10 @@ public:
     // A whole step in several calls with the same rows: works for about `budget_ns` and says kPaused, the layer where it is in
     // `layer`, until it is done. `resume`: goes on where `slice` is; else begins. Steps may run in between, and other slices.
     StepStatus run_slice(const StepArgs& args, Slice* slice, int64_t budget_ns, bool resume, int32_t* layer, std::string* error);
+    // As run(), on so many of its threads at most: somebody else needs the others' processors meanwhile.
+    StepStatus run_beside(const StepArgs& args, int num_threads, std::string* error);
+    // From another stepper's slice that is paused: goes on until it is stopped (see Slice::stop) or only its outputs are left.
+    void go_on(const StepArgs& args, Slice* slice, std::string* error);
     // logits [num_rows][stride] of hidden rows that a step kept; num_rows <= max_rows.
     StepStatus lm_head(const float* hidden, int num_rows, float* logits, int64_t stride, std::string* error);
     bool set_threads(int num_threads);
@@ -98,6 +104,7 @@ private:
     void write_hidden(const StepArgs& a);
     void write_logits(const StepArgs& a);
     void run_rows(const StepArgs& a);
+    StepStatus run_rows_of(const StepArgs& a, Slice* slice, std::string* error);
 
     // Acts of rows [0, num_rows) of `x` after the norm. Small steps: nothing now, each thread does it at first use.
     void normalise(const float* x, int num_rows, const std::vector<float>& norm);
@@ -110,12 +117,17 @@ private:
     bool is_over() const { return slice_ && slice_->is_over(); }
     bool cancelled() const { return cancel_ && __atomic_load_n(cancel_, __ATOMIC_RELAXED) != 0; }
 
-    Model model_;
+    // How many threads the work of a phase is cut for.
+    int width() const { return slice_ ? slice_->num_threads : pool_->active(); }
+
+    std::shared_ptr<Model> shared_model_;
+    std::shared_ptr<KvPool> shared_kv_;
+    Model& model_;
+    KvPool& kv_;
     const Kernels* kernels_;
     std::unique_ptr<ThreadPool> pool_;
     int bits_;
     Limits limits_{};
-    KvPool kv_;
     StepScratch scratch_;
     std::vector<Row> rows_;
     std::vector<Tile> tiles_;
@@ -132,6 +144,7 @@ private:
     const int32_t* cancel_ = nullptr;
     Slice* slice_ = nullptr;  // that is running
     int32_t layer_ = 0;       // where it is over
+    int most_threads_ = 0;    // of a step beside somebody; 0: any
     Governor governor_;
     IdleCores idle_cores_;
     int64_t leave_core_until_ns_ = 0;
