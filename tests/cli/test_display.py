@@ -43,7 +43,7 @@ def test_every_setting_is_shown_with_its_resolved_value() -> None:
     assert table["max_model_len"] == ["2,048 tokens"]
     assert table["threads"] == ["2"] and table["kernels"] == ["avx2"]
     assert table["served_model_name"] == ["[odd] name"]
-    unread = {"dtype", "gpu_memory_utilization", "batch_invariant"}
+    unread = {"dtype", "gpu_memory_utilization", "batch_invariant", "tensor_parallel_size"}
     assert {setting.name for setting in SETTINGS} - {"isa"} - unread <= table.keys()
     assert not unread & table.keys()
 
