@@ -152,11 +152,34 @@ def test_logprobs_have_one_entry_per_token_beside_calls(server: LiveServer) -> N
     assert len(entries) == whole["usage"]["completion_tokens"]
 
 
-def test_a_stop_string_inside_a_call_ends_it(server: LiveServer) -> None:
-    streamed, whole = both(server, "[sum]", tools=TOOLS, stop=["n2"])
+@pytest.mark.parametrize("stop", ["n2", "arguments", '"', "<", "tool_call", "sum"])
+def test_a_stop_string_inside_a_call_or_its_markup_ends_nothing(server: LiveServer, stop: str) -> None:
+    streamed, whole = both(server, "[sum]", tools=TOOLS, stop=[stop])
     [made] = whole["choices"][0]["message"]["tool_calls"]
-    assert made["function"]["arguments"] == '{"n1": 2, "'
+    assert made["function"]["arguments"] == '{"n1": 2, "n2": 2}'
     assert streamed.finish_reasons == ["tool_calls"]
+
+
+def test_a_stop_string_in_the_content_ends_the_answer_before_its_calls(server: LiveServer) -> None:
+    streamed, whole = both(server, "[sum]", tools=TOOLS, stop=["add"])
+    assert whole["choices"][0]["message"]["content"] == "I "
+    assert "tool_calls" not in whole["choices"][0]["message"] and streamed.finish_reasons == ["stop"]
+    _, whole = both(server, "[think]", tools=TOOLS, stop=["Two"])
+    assert whole["choices"][0]["message"]["reasoning"] == "Two and two."
+
+
+@pytest.mark.parametrize("prompt", ["[sum]", "[two]", "[think]"])
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 12, 30, 50])
+def test_a_limit_leaves_no_markup_in_the_content(server: LiveServer, prompt: str, num_tokens: int) -> None:
+    """A call that was cut has the arguments that came, and nothing that did not."""
+    streamed, whole = both(server, prompt, tools=TOOLS, max_tokens=num_tokens)
+    [choice] = whole["choices"]
+    assert "I add.".startswith(choice["message"]["content"] or "")
+    assert streamed.finish_reasons == [choice["finish_reason"]] == ["length"]
+    for made in choice["message"].get("tool_calls", ()):
+        whole_arguments = {"[sum]": '{"n1": 2, "n2": 2}', "[two]": '{"p": "a"}', "[think]": "{}"}[prompt]
+        assert whole_arguments.startswith(made["function"]["arguments"])
+        assert num_tokens == 50 or not made["function"]["arguments"]
 
 
 def test_legacy_functions_are_accepted(server: LiveServer) -> None:

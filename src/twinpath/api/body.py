@@ -66,7 +66,11 @@ async def _next_part(scope: Scope, receive: Receive, idle_timeout_s: float) -> M
 
 
 def check_content_type(scope: Scope) -> None:
-    """JSON, or nothing said at all: some scripts send no type. A form or a file is a mistake worth naming."""
+    """JSON as it is, or nothing said at all: some scripts send no type. A form or a file is a mistake worth naming."""
+    coding = header(scope, b"content-encoding").strip().lower()
+    if coding not in (b"", b"identity"):
+        named = coding[:40].decode("latin-1")
+        raise RequestError(f"The request body is encoded ('{named}'); send it without Content-Encoding.", status=415)
     media_type = header(scope, b"content-type").split(b";")[0].strip().lower()
     if media_type and media_type != b"application/json" and not media_type.endswith(b"+json"):
         raise InvalidRequest("The request body must be JSON: send it with Content-Type: application/json.")

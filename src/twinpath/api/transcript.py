@@ -38,6 +38,8 @@ class Transcript:
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stops) if stops.has_stops else None
         self._parser = parser
+        if parser is not None and self._stops is not None:
+            parser.watch(self._stops)
         self._end_ids = frozenset(end_ids)
         self._min_tokens = min_tokens
 
@@ -68,24 +70,26 @@ class Transcript:
             passage.parts += self._parser.finish()
         return passage
 
-    def finish(self) -> Passage:
-        """What was held back when the request ended by itself."""
+    def finish(self, *, cut: bool = False) -> Passage:
+        """What was held back when the request ended by itself, or was `cut` by its limit."""
         text = self._detokenizer.finish()
+        if self._parser is not None:
+            self._parser.feed(text)
+            return Passage(text, self._parser.finish(cut=cut), 0)
         if self._stops is not None:
             text = (self._stops.push(text) if text else "") + self._stops.finish()
-        if self._parser is None:
-            return Passage(text, _plain(text), 0)
-        self._parser.feed(text)
-        return Passage(text, self._parser.finish(), 0)
+        return Passage(text, _plain(text), 0)
 
     def _add_one(self, token_id: int, num_output: int) -> str:
         if token_id in self._end_ids:
             return ""
         text = self._detokenizer.push([token_id])
-        # Before `min_tokens` a stop string is plain text.
-        if self._stops is not None and num_output >= self._min_tokens:
-            text = self._stops.push(text)
-        if self._parser is not None:
+        if self._stops is not None:
+            # Before `min_tokens` a stop string is plain text.
+            self._stops.is_active = num_output >= self._min_tokens
+        if self._parser is None:
+            text = self._stops.push(text) if self._stops is not None else text
+        else:
             was_reasoning = self._parser.in_reasoning
             self._parser.feed(text)
             self.num_reasoning += was_reasoning or self._parser.in_reasoning

@@ -153,8 +153,9 @@ class Turn:
                     if event.reason is FinishReason.ABORT:
                         raise EngineError("The server cancelled this request.", code="cancelled", status=503)
                     self.stats.num_cached = max(self.stats.num_cached, event.usage.cached_tokens)
-                    tail = self._transcript.finish()
-                    self._conclude("length" if event.reason is FinishReason.LENGTH else "stop")
+                    is_cut = event.reason is FinishReason.LENGTH
+                    tail = self._transcript.finish(cut=is_cut)
+                    self._conclude("length" if is_cut else "stop")
                     if tail.parts:
                         await emit(Piece(tail.text, [], parts=tail.parts))
                     return

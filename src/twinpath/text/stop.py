@@ -16,6 +16,8 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str] | StopSet) -> None:
         """`stops` are not empty strings; the sequence may be empty. A `StopSet` is shared, not built again."""
         self.matched: str | None = None
+        #: While False, text passes by unlooked at.
+        self.is_active = True
         self._machine = stops if isinstance(stops, StopSet) else StopSet(stops)
         self._state = 0
         self._held = ""
@@ -24,7 +26,7 @@ class StopMatcher:
         """Text that can go out now. After a match: nothing more, and `matched` names the stop string."""
         if self.matched is not None:
             return ""
-        if not self._machine.has_stops:
+        if not self._machine.has_stops or not self.is_active:
             return text
         buffer, start = self._held + text, len(self._held)
         for index in range(start, len(buffer)):
@@ -38,8 +40,8 @@ class StopMatcher:
         return buffer[: len(buffer) - kept]
 
     def finish(self) -> str:
-        """End of the text: what was held back and is no stop string."""
-        held, self._held = self._held, ""
+        """End of the text: what was held back and is no stop string. What comes next is a text of its own."""
+        held, self._held, self._state = self._held, "", 0
         return held
 
 

@@ -158,3 +158,15 @@ def test_nesting_without_end_is_survived(name: str, scrap: str) -> None:
     for start in ("", TOOL_FORMATS[name].marks[0]):
         pieces = [start, *[scrap] * 1500]
         assert joined(feed(parser(name), ["".join(pieces)])) == joined(feed(parser(name), pieces))
+
+
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.calls], ids=lambda s: f"{s.format}-{len(s.text)}")
+def test_a_cut_anywhere_shows_no_markup_and_invents_nothing(sample: Sample) -> None:
+    """What a limit leaves is the beginning of what the whole answer holds, at every character."""
+    for length in range(len(sample.text)):
+        cut = parser(sample.format)
+        message = Message.of(cut.push(sample.text[:length]) + cut.finish(cut=True))
+        assert sample.content.startswith(message.content.rstrip()), length
+        assert len(message.calls) <= len(sample.calls)
+        for call, (name, arguments) in zip(message.calls, sample.calls, strict=False):
+            assert call.name == name and arguments.startswith(call.arguments), length

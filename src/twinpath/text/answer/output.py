@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinpath.text.answer.parts import Part, ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolCallEnd, ToolCallStart
+from twinpath.text.stop import StopMatcher
 
 
 class Output:
@@ -23,6 +24,8 @@ class Output:
         self.num_calls = 0
         #: The text so far ends inside reasoning.
         self.in_reasoning = False
+        #: Looks at content alone; after its match nothing more is put out.
+        self.stops: StopMatcher | None = None
         self._max_calls = max_calls
         self._new_id = new_id
         self._parts: list[Part] = []
@@ -36,6 +39,11 @@ class Output:
         """As many calls as the caller wants are complete."""
         return self._max_calls is not None and self.num_calls >= self._max_calls
 
+    @property
+    def has_stopped(self) -> bool:
+        """A stop string has come."""
+        return self.stops is not None and self.stops.matched is not None
+
     def properties_of(self, name: str) -> Mapping[str, Any]:
         """Schemas of a tool's parameters, where they are listed."""
         properties = self._tools.get(name, {}).get("properties")
@@ -46,6 +54,14 @@ class Output:
         return parts
 
     def text(self, text: str) -> None:
+        self._put_text(text if self.stops is None else self.stops.push(text))
+
+    def end_text(self) -> None:
+        """Something else follows, or nothing: what may have become a stop string is text."""
+        if self.stops is not None:
+            self._put_text(self.stops.finish())
+
+    def _put_text(self, text: str) -> None:
         if not text:
             return
         if self._after_call and self._has_text:
@@ -58,6 +74,8 @@ class Output:
             self._parts.append(TextDelta(text))
 
     def reasoning(self, text: str) -> None:
+        if self.has_stopped:
+            return
         last = self._parts[-1] if self._parts else None
         if isinstance(last, ReasoningDelta):
             self._parts[-1] = ReasoningDelta(last.text + text)
@@ -65,11 +83,14 @@ class Output:
             self._parts.append(ReasoningDelta(text))
 
     def start_call(self, name: str) -> None:
+        self.end_text()
+        if self.has_stopped:
+            return
         self._has_arguments, self._after_call = False, True
         self._parts.append(ToolCallStart(self.num_calls, self._new_id(), name))
 
     def arguments(self, text: str) -> None:
-        if not text:
+        if not text or self.has_stopped:
             return
         self._has_arguments = True
         last = self._parts[-1] if self._parts else None
@@ -80,6 +101,8 @@ class Output:
 
     def end_call(self) -> None:
         """A call without arguments gets the empty object: clients parse them unasked."""
+        if self.has_stopped:
+            return
         if not self._has_arguments:
             self.arguments("{}")
         self._parts.append(ToolCallEnd(self.num_calls))

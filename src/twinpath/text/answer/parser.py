@@ -12,6 +12,7 @@ from twinpath.text.answer.formats import ToolFormat
 from twinpath.text.answer.output import Output
 from twinpath.text.answer.parts import Part
 from twinpath.text.answer.reasoning import ReasoningMarkers
+from twinpath.text.stop import StopMatcher
 
 NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
 
@@ -52,7 +53,8 @@ class AnswerFormat:
 class AnswerParser:
     """Text in, parts out, as early as the text allows and the same however it is cut.
 
-    `done`: nothing more is wanted, as many calls as were asked for are complete. What is pushed then is ignored.
+    `done`: nothing more is wanted, as many calls as were asked for are complete, or a stop string came in the content.
+    What is pushed then is ignored.
     """
 
     def __init__(
@@ -73,6 +75,10 @@ class AnswerParser:
     def num_calls(self) -> int:
         return self._output.num_calls
 
+    def watch(self, stops: StopMatcher) -> None:
+        """Let stop strings end the content. What reasoning and calls hold is no text of the answer and ends nothing."""
+        self._output.stops = stops
+
     def push(self, text: str) -> list[Part]:
         """Parts that `text` completes or continues; neighbours of one kind come as one."""
         self.feed(text)
@@ -83,16 +89,19 @@ class AnswerParser:
         if text and not self.done:
             self._cursor.feed(text)
             next(self._steps, None)
+            self.done = self.done or self._output.has_stopped
 
     def take(self) -> list[Part]:
         """Parts since the last time."""
         return self._output.take()
 
-    def finish(self) -> list[Part]:
-        """The answer is over: what was held back."""
-        if not self.done:
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        """The answer is over: what was held back. `cut`: by a limit; then what may have become markup is nothing, and
+        a call that has begun is left open, its arguments as far as they came."""
+        if not (self.done or cut):
             self._cursor.close()
             next(self._steps, None)
+        self._output.end_text()
         return self.take()
 
     def _read(self, reasoning: ReasoningMarkers | None, tools: ToolFormat | None, is_open: bool) -> Steps:
