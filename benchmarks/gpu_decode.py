@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 
 from benchmarks.gpu_models import GPU_MODELS
-from twinpath.engine.cuda_collectives import Collective
-from twinpath.engine.cuda_decode import DecodeStep
-from twinpath.engine.cuda_weights import PackedWeights, allocate_kv, random_weights
+from twinpath.engine.cuda.collectives import Collective
+from twinpath.engine.cuda.decode import DecodeStep
+from twinpath.engine.cuda.weights import PackedWeights, allocate_kv, random_weights
 from twinpath.model.spec import ModelSpec
 
 PAGE_SIZE = 16

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_models import LLAMA_1B, LLAMA_8B, with_layers
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_weights import random_weights
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.memory import CudaOptions
+from twinpath.engine.cuda.weights import random_weights
 from twinpath.kernels.cluster_sampler.kernel import build_sampler
 from twinpath.kernels.prefill_attention.launch import attend
 from twinpath.kernels.prefill_attention.spec import AttentionTiling, rows_per_tile

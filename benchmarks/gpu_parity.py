@@ -21,9 +21,9 @@ import torch
 
 from benchmarks.gpu_engine import DEVICE
 from twinpath.contracts import Engine
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_weights import pack_weights
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.memory import CudaOptions
+from twinpath.engine.cuda.weights import pack_weights
 from twinpath.engine.reference import ReferenceEngine
 from twinpath.engine.reference_memory import ReferenceOptions
 from twinpath.model.files import files_at

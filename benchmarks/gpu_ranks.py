@@ -22,11 +22,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from benchmarks.gpu_decode import DEVICE, build_step, event_times, floor_ms, read_rate
 from benchmarks.gpu_models import GPU_MODELS, with_layers
-from twinpath.engine.cuda_collectives import Collective, PeerCollective
-from twinpath.engine.cuda_decode import DecodeStep
-from twinpath.engine.cuda_ranks import RankGroup, form_group
-from twinpath.engine.cuda_shards import Shard, check_divisible
-from twinpath.engine.cuda_weights import random_weights
+from twinpath.engine.cuda.collectives import Collective, PeerCollective
+from twinpath.engine.cuda.decode import DecodeStep
+from twinpath.engine.cuda.ranks import RankGroup, form_group
+from twinpath.engine.cuda.shards import Shard, check_divisible
+from twinpath.engine.cuda.weights import random_weights
 from twinpath.kernels.all_reduce import launch
 
 CASES = [*(("llama-3.1-8b", batch) for batch in (1, 8, 32)), *(("llama-3.2-1b", batch) for batch in (1, 8))]

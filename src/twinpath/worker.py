@@ -232,12 +232,12 @@ def build_engine(
 def _build_cuda(settings: WorkerSettings, report: Report, on_loss: OnLoss | None) -> tuple[Engine, dict[str, str]]:
     size = settings.scheduler.max_num_seqs, _step_tokens(settings)
     if settings.engine.tensor_parallel_size == 1:
-        from twinpath.engine.cuda_load import open_cuda
+        from twinpath.engine.cuda.load import open_cuda
 
         # A server with lanes failed on a card with these kernels, in its calibration; the cause is not known yet.
         engine = open_cuda(settings.engine, *size, report, few_rows=settings.scheduler.lanes == "off")
         return engine, engine.facts
-    from twinpath.engine.cuda_rank_load import open_ranks
+    from twinpath.engine.cuda.rank_load import open_ranks
 
     text = encode_settings(settings.engine, settings.scheduler)
 
@@ -249,8 +249,8 @@ def _build_cuda(settings: WorkerSettings, report: Report, on_loss: OnLoss | None
 
 
 def _follow(fd: int, settings: WorkerSettings) -> None:
-    from twinpath.engine.cuda_rank_load import run_rank
-    from twinpath.engine.cuda_rank_messages import RankChannel
+    from twinpath.engine.cuda.rank_load import run_rank
+    from twinpath.engine.cuda.rank_messages import RankChannel
 
     channel = RankChannel(socket.socket(fileno=fd))
     run_rank(channel, settings.engine, settings.scheduler.max_num_seqs, _step_tokens(settings))

@@ -13,9 +13,9 @@ from engine.random_models import SPECS, VOCAB_SIZE, random_weights
 from engine.step_driver import Driver
 from twinpath.contracts import Engine
 from twinpath.engine.cpu import CpuEngine, CpuOptions
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_weights import pack_weights
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.memory import CudaOptions
+from twinpath.engine.cuda.weights import pack_weights
 from twinpath.engine.reference import ReferenceEngine
 from twinpath.engine.reference_memory import ReferenceOptions
 from twinpath.model.spec import ModelSpec

@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 
 from engine.random_models import SPECS, random_weights
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_follower import follow
-from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_rank_messages import Loaded, RankChannel, RankClosed
-from twinpath.engine.cuda_ranks import RankGroup, form_group, join_leader
-from twinpath.engine.cuda_weights import pack_weights
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.follower import follow
+from twinpath.engine.cuda.memory import CudaOptions
+from twinpath.engine.cuda.rank_messages import Loaded, RankChannel, RankClosed
+from twinpath.engine.cuda.ranks import RankGroup, form_group, join_leader
+from twinpath.engine.cuda.weights import pack_weights
 
 _SMALL = {"hidden_size": 512, "intermediate_size": 1024, "num_kv_heads": 2, "head_dim": 64, "max_position": 512}
 #: Half of the first fits the persistent step; the others run the chain: one has biases; the other norms of heads and of

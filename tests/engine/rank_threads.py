@@ -11,8 +11,8 @@ from typing import TypeVar
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
-from twinpath.engine.cuda_collectives import LibraryCollective, ProcessGroup
-from twinpath.engine.cuda_shards import Shard
+from twinpath.engine.cuda.collectives import LibraryCollective, ProcessGroup
+from twinpath.engine.cuda.shards import Shard
 
 T = TypeVar("T")
 #: Far beyond any test here.

@@ -11,9 +11,9 @@ from benchmarks.gpu_models import with_layers
 from engine.engines import NUM_PAGES, PAGE_SIZE, PROMPTS
 from engine.random_models import SPECS, random_weights
 from engine.step_driver import Driver, Sequence
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_weights import pack_weights
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.memory import CudaOptions
+from twinpath.engine.cuda.weights import pack_weights
 from twinpath.kernels.prefill_attention.spec import AttentionTiling
 from twinpath.types import TokenLogprob
 

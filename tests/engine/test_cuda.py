@@ -13,10 +13,10 @@ from engine.random_models import SPECS, random_weights
 from engine.step_driver import Driver, Sequence
 from parity.reference_rows import open_model
 from twinpath.config import EngineConfig
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_load import open_cuda
-from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_weights import pack_weights
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.load import open_cuda
+from twinpath.engine.cuda.memory import CudaOptions
+from twinpath.engine.cuda.weights import pack_weights
 from twinpath.engine.reference import ReferenceEngine
 from twinpath.engine.reference_memory import ReferenceOptions
 from twinpath.model.spec import ModelSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from twinpath.engine.cuda_ranks import Followers
+from twinpath.engine.cuda.ranks import Followers
 
 TIMEOUT_S = 30.0
 #: A busy machine may keep a rank from answering for longer: none is blamed wrongly where that would count.
@@ -18,7 +18,7 @@ SILENT_S = 1.0
 #: Ranks without a model, which need no torch; after what they say they answer until rank 0 is gone.
 RANK = """
 import os, socket, sys
-from twinpath.engine.cuda_rank_messages import Failed, Loaded, Ping, RankChannel, RankClosed
+from twinpath.engine.cuda.rank_messages import Failed, Loaded, Ping, RankChannel, RankClosed
 channel = RankChannel(socket.socket(fileno=int(sys.argv[1])))
 hello = channel.receive()
 assert (hello.rank, hello.world) == (1, 2) and hello.store_port > 0

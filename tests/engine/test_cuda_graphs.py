@@ -13,11 +13,11 @@ import torch
 from engine.engines import NUM_PAGES, PAGE_SIZE, PROMPTS, SAMPLED, alone, driver_of, poisoned_model
 from engine.random_models import VOCAB_SIZE
 from engine.step_driver import Driver, Sequence
-from twinpath.engine import cuda_graphs
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_forward import Forward
-from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_weights import pack_weights
+from twinpath.engine.cuda import graphs
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.forward import Forward
+from twinpath.engine.cuda.memory import CudaOptions
+from twinpath.engine.cuda.weights import pack_weights
 from twinpath.kernels.prefill_rows.spec import Rows
 from twinpath.types import TokenMasks
 
@@ -63,7 +63,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> CudaEngine:
         run()
         return Replay(run)
 
-    monkeypatch.setattr(cuda_graphs, "_capture", capture)
+    monkeypatch.setattr(graphs, "_capture", capture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     spec, weights = poisoned_model()
     packed = pack_weights(spec, weights, torch.device("cpu"), torch.float32, spec.max_position)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from twinpath.engine.cuda_rank_messages import Hello, RankChannel, RankClosed
-from twinpath.engine.cuda_ranks import form_group, join_leader
-from twinpath.engine.cuda_shards import Shard
+from twinpath.engine.cuda.rank_messages import Hello, RankChannel, RankClosed
+from twinpath.engine.cuda.ranks import form_group, join_leader
+from twinpath.engine.cuda.shards import Shard
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from twinpath.engine.cuda_residuals import ResidualStore
-from twinpath.engine.cuda_slots import SlotTables
+from twinpath.engine.cuda.residuals import ResidualStore
+from twinpath.engine.cuda.slots import SlotTables
 from twinpath.errors import EngineError
 from twinpath.kernels.sampler.spec import FLAGS, HAS_PENALTIES, IS_GREEDY, SEED, TOP_K, TOP_P
 from twinpath.types import Float32s, SamplingParams

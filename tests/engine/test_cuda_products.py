@@ -16,9 +16,9 @@ if not find_spec("triton"):
 if torch.cuda.is_available():
     pytest.skip("kernels/test_persistent_step.py compares the two on a card", allow_module_level=True)
 
-from twinpath.engine import cuda_tuning
-from twinpath.engine.cuda_decode import DecodeStep
-from twinpath.engine.cuda_weights import allocate_kv, random_weights
+from twinpath.engine.cuda import tuning
+from twinpath.engine.cuda.decode import DecodeStep
+from twinpath.engine.cuda.weights import allocate_kv, random_weights
 
 CPU = torch.device("cpu")
 NUM_PAGES = 8
@@ -51,7 +51,7 @@ def outcome(spec: ModelSpec, *, by_products: bool) -> tuple[torch.Tensor, list[i
 
 @pytest.mark.parametrize("spec", SPECS, ids=["biases", "norms and windows"])
 def test_products_and_chain_agree(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_tuning, "_MAX_SPLITS", 4)  # A card takes 32 at once, the interpreter one after another.
+    monkeypatch.setattr(tuning, "_MAX_SPLITS", 4)  # A card takes 32 at once, the interpreter one after another.
     right, got = (outcome(spec, by_products=choice) for choice in (False, True))
     torch.testing.assert_close(got[0], right[0], rtol=1e-4, atol=1e-4)
     assert got[1] == got[0].argmax(1).tolist() and min(got[1]) >= spec.vocab_size - 2

@@ -9,8 +9,8 @@ import torch
 
 from engine.random_models import SPECS
 from twinpath.config import EngineConfig
-from twinpath.engine import cuda_rank_load
-from twinpath.engine.cuda_ranks import OnLoss
+from twinpath.engine.cuda import rank_load
+from twinpath.engine.cuda.ranks import OnLoss
 from twinpath.errors import UserError
 
 
@@ -20,7 +20,7 @@ def command(fd: int) -> list[str]:
 
 def open_ranks(world: int, on_loss: OnLoss = lambda *_: None) -> None:
     config = EngineConfig(Path("model"), device="cuda", tensor_parallel_size=world)
-    cuda_rank_load.open_ranks(config, 8, lambda window: window, lambda *_: None, command, on_loss)
+    rank_load.open_ranks(config, 8, lambda window: window, lambda *_: None, command, on_loss)
 
 
 def test_fewer_cards_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,7 @@ def test_fewer_cards_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_heads_that_do_not_come_out_even(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(cuda_rank_load, "files_at", lambda path: path)
-    monkeypatch.setattr(cuda_rank_load, "read_spec", lambda files: SPECS["llama"])
+    monkeypatch.setattr(rank_load, "files_at", lambda path: path)
+    monkeypatch.setattr(rank_load, "read_spec", lambda files: SPECS["llama"])
     with pytest.raises(UserError, match="tensor_parallel_size 4 does not fit this model: 6 attention heads"):
         open_ranks(4)

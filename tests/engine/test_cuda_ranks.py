@@ -16,14 +16,14 @@ from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
 from engine.engines import POISON, PROMPTS, SAMPLED, alone, driver_of, poisoned_model
 from engine.random_models import VOCAB_SIZE
 from engine.step_driver import Driver, tokens_of
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_collectives import Collective, LibraryCollective
-from twinpath.engine.cuda_follower import follow
-from twinpath.engine.cuda_leader import LeadingLauncher
-from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_rank_messages import Finish, RankChannel, RankClosed
-from twinpath.engine.cuda_shards import WHOLE, Shard
-from twinpath.engine.cuda_weights import pack_weights
+from twinpath.engine.cuda.collectives import Collective, LibraryCollective
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.follower import follow
+from twinpath.engine.cuda.leader import LeadingLauncher
+from twinpath.engine.cuda.memory import CudaOptions
+from twinpath.engine.cuda.rank_messages import Finish, RankChannel, RankClosed
+from twinpath.engine.cuda.shards import WHOLE, Shard
+from twinpath.engine.cuda.weights import pack_weights
 from twinpath.errors import EngineError
 from twinpath.types import StepPlan, TokenMasks
 

@@ -15,8 +15,8 @@ import torch
 from engine.random_models import random_weights
 from engine.rank_process import MODELS, build, command
 from engine.step_driver import Driver, Sequence
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_ranks import Followers, form_group
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.ranks import Followers, form_group
 from twinpath.engine.reference import ReferenceEngine
 from twinpath.engine.reference_memory import ReferenceOptions
 

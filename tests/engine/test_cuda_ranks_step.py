@@ -10,9 +10,9 @@ import torch
 from benchmarks.gpu_models import GEMMA3_1B, QWEN25_7B, with_layers
 
 from engine.rank_threads import run_ranks
-from twinpath.engine import cuda_tuning
-from twinpath.engine.cuda_collectives import Collective
-from twinpath.engine.cuda_shards import WHOLE
+from twinpath.engine.cuda import tuning
+from twinpath.engine.cuda.collectives import Collective
+from twinpath.engine.cuda.shards import WHOLE
 from twinpath.model.spec import ModelSpec
 
 if not find_spec("triton"):
@@ -20,8 +20,8 @@ if not find_spec("triton"):
 if torch.cuda.is_available():
     pytest.skip("two ranks on a card are another test's", allow_module_level=True)
 
-from twinpath.engine.cuda_decode import DecodeStep
-from twinpath.engine.cuda_weights import allocate_kv, random_weights
+from twinpath.engine.cuda.decode import DecodeStep
+from twinpath.engine.cuda.weights import allocate_kv, random_weights
 
 CPU = torch.device("cpu")
 SMALL = {"hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
@@ -51,7 +51,7 @@ def outcome(spec: ModelSpec, min_product_rows: int, ranks: Collective | None) ->
 def test_two_ranks_say_what_one_card_says(
     spec: ModelSpec, min_product_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_tuning, "_MAX_SPLITS", 2)  # The interpreter takes its time for each.
+    monkeypatch.setattr(tuning, "_MAX_SPLITS", 2)  # The interpreter takes its time for each.
     right = outcome(spec, min_product_rows, None)
     first, second = run_ranks(2, lambda ranks: outcome(spec, min_product_rows, ranks))
     torch.testing.assert_close(first[0], right[0], rtol=1e-4, atol=1e-4)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from engine.random_models import SPECS, random_weights
 from engine.rank_threads import run_ranks
-from twinpath.engine.cuda_collectives import Collective
-from twinpath.engine.cuda_forward import Forward
-from twinpath.engine.cuda_ops import plain_operations
-from twinpath.engine.cuda_shards import Shard, ShardedWeights, check_divisible, part_of, shard_spec
-from twinpath.engine.cuda_weights import allocate_kv, pack_weights
-from twinpath.engine.cuda_weights import random_weights as random_packed
+from twinpath.engine.cuda.collectives import Collective
+from twinpath.engine.cuda.forward import Forward
+from twinpath.engine.cuda.ops import plain_operations
+from twinpath.engine.cuda.shards import Shard, ShardedWeights, check_divisible, part_of, shard_spec
+from twinpath.engine.cuda.weights import allocate_kv, pack_weights
+from twinpath.engine.cuda.weights import random_weights as random_packed
 from twinpath.engine.reference_model import PagedCache, ReferenceModel
 from twinpath.errors import UserError
 from twinpath.kernels.prefill_attention.spec import AttentionTiling

@@ -13,13 +13,13 @@ from torch import Tensor
 from engine.engines import NUM_PAGES, PAGE_SIZE, PROMPTS
 from engine.random_models import SPECS, random_weights
 from engine.step_driver import Driver
-from twinpath.engine import cuda_forward, cuda_graphs
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_forward import Forward
-from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_step import StepLauncher
-from twinpath.engine.cuda_streams import make_streams, projection_shapes
-from twinpath.engine.cuda_weights import PackedWeights, pack_weights
+from twinpath.engine.cuda import forward, graphs
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.forward import Forward
+from twinpath.engine.cuda.memory import CudaOptions
+from twinpath.engine.cuda.step import StepLauncher
+from twinpath.engine.cuda.streams import make_streams, projection_shapes
+from twinpath.engine.cuda.weights import PackedWeights, pack_weights
 from twinpath.kernels.stream_linear.spec import LinearShape
 
 
@@ -81,7 +81,7 @@ def logprobs(engine: CudaEngine) -> list[float]:
 
 def test_few_rows_of_captured_steps_stream_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     right = logprobs(build())
-    monkeypatch.setattr(cuda_forward, "STREAMED_ROWS", 16)
+    monkeypatch.setattr(forward, "STREAMED_ROWS", 16)
     engine = build()
     launcher = engine.launcher
     assert isinstance(launcher, StepLauncher)
@@ -91,7 +91,7 @@ def test_few_rows_of_captured_steps_stream_and_say_the_same(monkeypatch: pytest.
     # Nothing is captured: the library serves, but for the logits.
     assert logprobs(engine) == pytest.approx(right, abs=1e-4)
     assert streams.num_products == 0
-    monkeypatch.setattr(cuda_graphs, "_capture", lambda run, _: SimpleNamespace(replay=run))
+    monkeypatch.setattr(graphs, "_capture", lambda run, _: SimpleNamespace(replay=run))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     launcher.capture(None)
     got = logprobs(engine)

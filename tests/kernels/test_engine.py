@@ -9,9 +9,9 @@ from engine.engines import NUM_PAGES, PAGE_SIZE, SAMPLED
 from engine.random_models import SPECS, random_weights
 from engine.step_driver import Driver, Sequence
 from twinpath.contracts import Engine
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_weights import pack_weights
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.memory import CudaOptions
+from twinpath.engine.cuda.weights import pack_weights
 from twinpath.engine.reference import ReferenceEngine
 from twinpath.engine.reference_memory import ReferenceOptions
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from benchmarks.gpu_models import GEMMA3_1B, GPU_MODELS, LLAMA_8B, SMOLLM2_135M, with_layers
 
-from twinpath.engine import cuda_persistent
-from twinpath.engine.cuda_buffers import allocate_buffers
-from twinpath.engine.cuda_decode import DecodeStep
-from twinpath.engine.cuda_persistent import build_persistent, step_shape
-from twinpath.engine.cuda_shards import Shard, part_size, shard_spec
-from twinpath.engine.cuda_weights import KvPool, PackedWeights, allocate_kv, random_weights
+from twinpath.engine.cuda import persistent
+from twinpath.engine.cuda.buffers import allocate_buffers
+from twinpath.engine.cuda.decode import DecodeStep
+from twinpath.engine.cuda.persistent import build_persistent, step_shape
+from twinpath.engine.cuda.shards import Shard, part_size, shard_spec
+from twinpath.engine.cuda.weights import KvPool, PackedWeights, allocate_kv, random_weights
 from twinpath.kernels.decode_attention.kernel import SplitBuffers
 from twinpath.kernels.persistent_step.kernel import StepShape, step_macros, tile_width, used_splits
 from twinpath.model.spec import ModelSpec
@@ -81,8 +81,8 @@ def test_no_persistent_step_without_a_card() -> None:
 
 @pytest.mark.parametrize("num_programs", [0, 132])
 def test_a_card_that_holds_no_cluster_runs_the_chain(num_programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_persistent, "is_supported", lambda *_: True)
-    monkeypatch.setattr(cuda_persistent, "PersistentStep", lambda *_: SimpleNamespace(num_programs=num_programs))
+    monkeypatch.setattr(persistent, "is_supported", lambda *_: True)
+    monkeypatch.setattr(persistent, "PersistentStep", lambda *_: SimpleNamespace(num_programs=num_programs))
     cpu = torch.device("cpu")
     spec = replace(with_layers(LLAMA_8B, 1), vocab_size=32, hidden_size=16, intermediate_size=16)
     weights = random_weights(replace(spec, num_heads=1, num_kv_heads=1), cpu, torch.float32, 16)

@@ -80,7 +80,7 @@ class LayerTensors:
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """Buffers of all layers, in the order of the kernel's struct; shapes as in `engine/cuda_buffers.py`.
+    """Buffers of all layers, in the order of the kernel's struct; shapes as in `engine/cuda/buffers.py`.
 
     best, best_id: one entry per program for each row. meetings int32 [2], zero before the first launch. inboxes int64
     [world], addresses of int64 [2, world, hidden * columns], and epoch int32 [1], zero at first: for ranks.

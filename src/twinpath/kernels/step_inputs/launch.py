@@ -9,7 +9,7 @@ from twinpath.kernels.step_inputs import kernel
 
 _BLOCK = 1024
 _FETCH_BLOCK = 4096
-#: Words before a block's rows, as in `engine/cuda_inputs.py`.
+#: Words before a block's rows, as in `engine/cuda/inputs.py`.
 _HEADER = 2
 
 

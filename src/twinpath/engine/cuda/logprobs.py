@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_forward import Forward
-from twinpath.engine.cuda_ops import Operation
-from twinpath.engine.cuda_rows import Run
+from twinpath.engine.cuda.forward import Forward
+from twinpath.engine.cuda.ops import Operation
+from twinpath.engine.cuda.rows import Run
 from twinpath.engine.step_output import StepOutput
 from twinpath.errors import EngineError
 from twinpath.kernels.sampler.spec import MAX_TOP, SlotState, Workspace, entry_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_tuning import num_splits
-from twinpath.engine.cuda_weights import KvPool, PackedWeights
+from twinpath.engine.cuda.tuning import num_splits
+from twinpath.engine.cuda.weights import KvPool, PackedWeights
 from twinpath.kernels.decode_attention.kernel import AttentionShape, SplitBuffers, decode_attention
 from twinpath.kernels.tiling import MIN_ROWS
 from twinpath.model.spec import ModelSpec

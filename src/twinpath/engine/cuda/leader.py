@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from twinpath.engine.cuda_rank_messages import Drop, Finish, Launch, Message, RankChannel, RankClosed, Start
-from twinpath.engine.cuda_step import Job
+from twinpath.engine.cuda.rank_messages import Drop, Finish, Launch, Message, RankChannel, RankClosed, Start
+from twinpath.engine.cuda.step import Job
 from twinpath.engine.step_output import StepOutput
 from twinpath.errors import EngineError
 from twinpath.types import Float32s

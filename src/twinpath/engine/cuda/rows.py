@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from twinpath.engine.cuda_slots import SlotTables
+from twinpath.engine.cuda.slots import SlotTables
 from twinpath.errors import EngineError
 from twinpath.sampling.reference import GREEDY_BELOW
 from twinpath.types import PENDING_TOKEN, EngineInfo, Int32s, SamplingParams, SlotInit, StepPlan

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from twinpath.config import EngineConfig
-from twinpath.engine.cuda import CudaEngine
-from twinpath.engine.cuda_memory import CudaOptions, page_bytes
-from twinpath.engine.cuda_shards import WHOLE, shard_spec
-from twinpath.engine.cuda_upload import Uploader
-from twinpath.engine.cuda_weights import pack_weights
+from twinpath.engine.cuda.engine import CudaEngine
+from twinpath.engine.cuda.memory import CudaOptions, page_bytes
+from twinpath.engine.cuda.shards import WHOLE, shard_spec
+from twinpath.engine.cuda.upload import Uploader
+from twinpath.engine.cuda.weights import pack_weights
 from twinpath.errors import UserError
 from twinpath.model.files import files_at
 from twinpath.model.tensors import Weights, WeightTensor, WeightType
 from twinpath.model.weights import load_weights, read_spec
 
 if TYPE_CHECKING:
-    from twinpath.engine.cuda_ranks import RankGroup
+    from twinpath.engine.cuda.ranks import RankGroup
 
 Report = Callable[[int, int, str], None]
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from twinpath.engine.cuda_shards import Shard
+from twinpath.engine.cuda.shards import Shard
 from twinpath.kernels.all_reduce.spec import REGION, STEP_PACKETS, Exchange, inbox_bytes
 from twinpath.kernels.nvrtc import CudaError, checked
 

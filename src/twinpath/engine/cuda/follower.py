@@ -8,9 +8,9 @@ from time import monotonic
 
 import numpy as np
 
-from twinpath.engine.cuda_leader import Launcher
-from twinpath.engine.cuda_rank_messages import Drop, Finish, Launch, Message, Ping, RankChannel, Start
-from twinpath.engine.cuda_step import Job
+from twinpath.engine.cuda.leader import Launcher
+from twinpath.engine.cuda.rank_messages import Drop, Finish, Launch, Message, Ping, RankChannel, Start
+from twinpath.engine.cuda.step import Job
 from twinpath.errors import EngineError
 from twinpath.types import Float32s, TokenMasks
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_tuning import StepTuning
-from twinpath.engine.cuda_weights import PackedLayer, PackedWeights
+from twinpath.engine.cuda.tuning import StepTuning
+from twinpath.engine.cuda.weights import PackedLayer, PackedWeights
 from twinpath.kernels.linear.kernel import linear
 from twinpath.kernels.stream_linear.kernel import StreamLinear, maps_on_card
 from twinpath.kernels.stream_linear.spec import ROW_SIZES, LinearShape, choose_cut, is_supported

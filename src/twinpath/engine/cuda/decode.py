@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from twinpath.engine.cuda_buffers import allocate_buffers
-from twinpath.engine.cuda_chain import ChainStep
-from twinpath.engine.cuda_collectives import Collective
-from twinpath.engine.cuda_persistent import build_persistent
-from twinpath.engine.cuda_products import ProductStep
-from twinpath.engine.cuda_tuning import tuning_for
-from twinpath.engine.cuda_weights import KvPool, PackedWeights
+from twinpath.engine.cuda.buffers import allocate_buffers
+from twinpath.engine.cuda.chain import ChainStep
+from twinpath.engine.cuda.collectives import Collective
+from twinpath.engine.cuda.persistent import build_persistent
+from twinpath.engine.cuda.products import ProductStep
+from twinpath.engine.cuda.tuning import tuning_for
+from twinpath.engine.cuda.weights import KvPool, PackedWeights
 from twinpath.kernels.begin_step.kernel import begin_step
 from twinpath.kernels.lm_head.kernel import argmax, best_of_tiles, num_best_tiles
 from twinpath.kernels.persistent_step.kernel import TILE_ROWS, PersistentStep

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_shards import WHOLE, Shard, ShardedWeights, cut_tensor, part_of, shard_spec, vocabulary_part
+from twinpath.engine.cuda.shards import WHOLE, Shard, ShardedWeights, cut_tensor, part_of, shard_spec, vocabulary_part
 from twinpath.model.dequant import dequantize
 from twinpath.model.rope import cos_sin_scale, inverse_frequencies
 from twinpath.model.spec import ModelSpec

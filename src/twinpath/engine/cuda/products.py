@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_buffers import StepBuffers, attend_rows
-from twinpath.engine.cuda_chain import ChainStep
-from twinpath.engine.cuda_collectives import Collective
-from twinpath.engine.cuda_weights import KvPool, PackedWeights
+from twinpath.engine.cuda.buffers import StepBuffers, attend_rows
+from twinpath.engine.cuda.chain import ChainStep
+from twinpath.engine.cuda.collectives import Collective
+from twinpath.engine.cuda.weights import KvPool, PackedWeights
 from twinpath.kernels.lm_head.kernel import best_of_tiles, num_best_tiles
 from twinpath.kernels.prefill_rows.launch import add_norm, gate
 

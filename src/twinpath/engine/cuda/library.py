@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from twinpath.engine.cuda_forward import FEW_ROWS
-from twinpath.engine.cuda_memory import CudaOptions
-from twinpath.engine.cuda_weights import KvPool, PackedWeights
+from twinpath.engine.cuda.forward import FEW_ROWS
+from twinpath.engine.cuda.memory import CudaOptions
+from twinpath.engine.cuda.weights import KvPool, PackedWeights
 from twinpath.kernels.prefill_rows.spec import HeadShape
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from twinpath.engine.cuda_forward import FEW_ROWS, forward_bytes
-from twinpath.engine.cuda_weights import PackedWeights
+from twinpath.engine.cuda.forward import FEW_ROWS, forward_bytes
+from twinpath.engine.cuda.weights import PackedWeights
 from twinpath.errors import UserError
 from twinpath.kernels.paged_attention.spec import LANES, part_bytes
 from twinpath.kernels.prefill_rows.spec import HeadShape

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_shards import Shard, part_size
+from twinpath.engine.cuda.shards import Shard, part_size
 from twinpath.kernels.all_reduce import reference
 from twinpath.kernels.all_reduce.spec import Exchange
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from twinpath.engine.cuda_buffers import StepBuffers, window_index
-from twinpath.engine.cuda_tuning import num_splits
-from twinpath.engine.cuda_weights import KvPool, PackedWeights
+from twinpath.engine.cuda.buffers import StepBuffers, window_index
+from twinpath.engine.cuda.tuning import num_splits
+from twinpath.engine.cuda.weights import KvPool, PackedWeights
 from twinpath.kernels.all_reduce.spec import STEP_PACKETS, Exchange
 from twinpath.kernels.decode_attention.kernel import SplitBuffers
 from twinpath.kernels.persistent_step.kernel import (

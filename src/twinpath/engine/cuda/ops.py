@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from twinpath.engine.cuda_collectives import Collective
+from twinpath.engine.cuda.collectives import Collective
 
 Operation = Callable[..., None]
 

@@ -17,9 +17,9 @@ from typing import cast
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from twinpath.engine.cuda_collectives import Collective, LibraryCollective, ProcessGroup
-from twinpath.engine.cuda_rank_messages import Failed, Hello, Loaded, Ping, RankChannel, RankClosed
-from twinpath.engine.cuda_shards import Shard
+from twinpath.engine.cuda.collectives import Collective, LibraryCollective, ProcessGroup
+from twinpath.engine.cuda.rank_messages import Failed, Hello, Loaded, Ping, RankChannel, RankClosed
+from twinpath.engine.cuda.shards import Shard
 from twinpath.errors import EngineError
 
 #: Ranks meet on this host only.
@@ -68,8 +68,8 @@ def form_group(
 
         gloo = ProcessGroupGloo(PrefixStore("gloo", store), shard.rank, shard.world, timeout)
         return RankGroup(LibraryCollective(cast(ProcessGroup, gloo), shard, fixed_order=True), store)
-    from twinpath.engine.cuda_collectives import PeerCollective
-    from twinpath.engine.cuda_peers import open_exchange, reaches_all
+    from twinpath.engine.cuda.collectives import PeerCollective
+    from twinpath.engine.cuda.peers import open_exchange, reaches_all
 
     large = None
     if not shares_card:

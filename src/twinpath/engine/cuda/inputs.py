@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_ops import Operation
-from twinpath.engine.cuda_rows import Shape
+from twinpath.engine.cuda.ops import Operation
+from twinpath.engine.cuda.rows import Shape
 from twinpath.kernels.prefill_rows.spec import Rows
 from twinpath.types import Int32s
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from twinpath.engine.cuda_forward import Forward
-from twinpath.engine.cuda_graphs import PREFILL_TIERS
-from twinpath.engine.cuda_leader import Launcher, LeadingLauncher
-from twinpath.engine.cuda_library import make_library, make_paged
-from twinpath.engine.cuda_memory import CudaOptions, describe_memory, fitting_pages, reserve_bytes
-from twinpath.engine.cuda_ops import plain_operations, triton_operations
-from twinpath.engine.cuda_slots import SlotTables, aligned
-from twinpath.engine.cuda_step import Job, StepLauncher
-from twinpath.engine.cuda_weights import PackedWeights, allocate_kv
+from twinpath.engine.cuda.forward import Forward
+from twinpath.engine.cuda.graphs import PREFILL_TIERS
+from twinpath.engine.cuda.leader import Launcher, LeadingLauncher
+from twinpath.engine.cuda.library import make_library, make_paged
+from twinpath.engine.cuda.memory import CudaOptions, describe_memory, fitting_pages, reserve_bytes
+from twinpath.engine.cuda.ops import plain_operations, triton_operations
+from twinpath.engine.cuda.slots import SlotTables, aligned
+from twinpath.engine.cuda.step import Job, StepLauncher
+from twinpath.engine.cuda.weights import PackedWeights, allocate_kv
 from twinpath.engine.plan_check import check_plan
 from twinpath.engine.step_output import interrupted_result
 from twinpath.errors import EngineError
@@ -30,7 +30,7 @@ from twinpath.kernels.prefill_attention.spec import AttentionTiling, rows_per_ti
 from twinpath.types import EngineInfo, StepPlan, StepResult
 
 if TYPE_CHECKING:
-    from twinpath.engine.cuda_ranks import Followers, RankGroup
+    from twinpath.engine.cuda.ranks import Followers, RankGroup
 
 #: Pieces with layers on the card beyond which the host waits before it launches more.
 _RUN_AHEAD = 2
@@ -79,7 +79,7 @@ class CudaEngine:
                 forward.stream_products()
         launcher = StepLauncher(forward, operations, tables, self._info, tiling)
         if options.graphs:
-            from twinpath.engine.cuda_decode import DecodeStep  # needs Triton, which a CPU may lack
+            from twinpath.engine.cuda.decode import DecodeStep  # needs Triton, which a CPU may lack
 
             persistent = weights.shard.is_whole or options.shared_persistent
             step = None

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_forward import Forward
-from twinpath.engine.cuda_inputs import InputViews
-from twinpath.engine.cuda_ops import Operations
-from twinpath.engine.cuda_rows import Shape
-from twinpath.engine.cuda_slots import aligned
+from twinpath.engine.cuda.forward import Forward
+from twinpath.engine.cuda.inputs import InputViews
+from twinpath.engine.cuda.ops import Operations
+from twinpath.engine.cuda.rows import Shape
+from twinpath.engine.cuda.slots import aligned
 from twinpath.kernels.sampler.spec import SlotState, Workspace
 from twinpath.types import EngineInfo
 
 if TYPE_CHECKING:
-    from twinpath.engine.cuda_decode import DecodeStep
+    from twinpath.engine.cuda.decode import DecodeStep
 
 Pool = Any  # torch names no type for it
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from twinpath.engine.cuda_buffers import StepBuffers, attend_rows
-from twinpath.engine.cuda_collectives import Collective
-from twinpath.engine.cuda_tuning import StepTuning, num_splits, tuning_for
-from twinpath.engine.cuda_weights import KvPool, PackedLayer, PackedWeights
+from twinpath.engine.cuda.buffers import StepBuffers, attend_rows
+from twinpath.engine.cuda.collectives import Collective
+from twinpath.engine.cuda.tuning import StepTuning, num_splits, tuning_for
+from twinpath.engine.cuda.weights import KvPool, PackedLayer, PackedWeights
 from twinpath.kernels.all_reduce.launch import reduce_residual, residual_parts
 from twinpath.kernels.decode_attention.kernel import AttentionShape, SplitBuffers, split_buffers
 from twinpath.kernels.gated_linear.kernel import gated_linear

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_ops import Operations
-from twinpath.engine.cuda_weights import KvPool, PackedWeights
+from twinpath.engine.cuda.ops import Operations
+from twinpath.engine.cuda.weights import KvPool, PackedWeights
 from twinpath.kernels.prefill_attention.spec import AttentionTiling, KeyParts, rows_per_tile
 from twinpath.kernels.prefill_rows.spec import HeadShape, Rows
 
 if TYPE_CHECKING:
-    from twinpath.engine.cuda_streams import StreamedProducts
+    from twinpath.engine.cuda.streams import StreamedProducts
     from twinpath.kernels.paged_attention.kernel import PagedAttention
     from twinpath.kernels.prefill_attention.library import LibraryAttention
 
@@ -91,7 +91,7 @@ class Forward:
 
     def stream_products(self) -> None:
         """From now on few rows go through `StreamedProducts`, where the card and the model allow."""
-        from twinpath.engine.cuda_streams import make_streams  # needs Triton's binaries, which a CPU may lack
+        from twinpath.engine.cuda.streams import make_streams  # needs Triton's binaries, which a CPU may lack
 
         self._streams = make_streams(self.weights, self._x, self._attended, self._gated)
 

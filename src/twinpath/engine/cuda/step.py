@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twinpath.engine.cuda_forward import FEW_ROWS, LONG_CONTEXT, Chunk, Forward
-from twinpath.engine.cuda_graphs import Captures, DecodeGraphs, StepGraphs, capture_graphs, decode_shape
-from twinpath.engine.cuda_inputs import InputBlocks, InputViews, Mark, StepInputs, make_mark
-from twinpath.engine.cuda_logprobs import KeptLogits, PromptScorer, prompt_logprobs, wants_prompt
-from twinpath.engine.cuda_memory import NUM_RESIDUALS
-from twinpath.engine.cuda_ops import Operations
-from twinpath.engine.cuda_residuals import ResidualStore
-from twinpath.engine.cuda_rows import Binder, Shape, StepRows, write_rows
-from twinpath.engine.cuda_slots import SlotTables, aligned
+from twinpath.engine.cuda.forward import FEW_ROWS, LONG_CONTEXT, Chunk, Forward
+from twinpath.engine.cuda.graphs import Captures, DecodeGraphs, StepGraphs, capture_graphs, decode_shape
+from twinpath.engine.cuda.inputs import InputBlocks, InputViews, Mark, StepInputs, make_mark
+from twinpath.engine.cuda.logprobs import KeptLogits, PromptScorer, prompt_logprobs, wants_prompt
+from twinpath.engine.cuda.memory import NUM_RESIDUALS
+from twinpath.engine.cuda.ops import Operations
+from twinpath.engine.cuda.residuals import ResidualStore
+from twinpath.engine.cuda.rows import Binder, Shape, StepRows, write_rows
+from twinpath.engine.cuda.slots import SlotTables, aligned
 from twinpath.engine.step_output import StepOutput
 from twinpath.kernels.prefill_attention.spec import AttentionTiling, rows_per_tile
 from twinpath.kernels.sampler.slots import fill_tables
@@ -29,7 +29,7 @@ from twinpath.kernels.sampler.spec import FAILURES, MAX_TOP, NUM_SCORES, OK, Wor
 from twinpath.types import EngineInfo, StepPlan, TokenLogprob
 
 if TYPE_CHECKING:
-    from twinpath.engine.cuda_decode import DecodeStep
+    from twinpath.engine.cuda.decode import DecodeStep
 
 
 @dataclass(frozen=True, slots=True)
