@@ -64,6 +64,12 @@ def test_duplicate_keys_take_the_last_value(server: LiveServer) -> None:
     assert server.post(CHAT, body).json()["usage"]["completion_tokens"] == 2
 
 
+def test_encoded_bodies_are_415_naming_the_encoding(server: LiveServer) -> None:
+    with server.client() as client:
+        answer = client.post(CHAT, content=b"x", headers={"content-encoding": "gzip"})
+    assert "gzip" in refusal(answer, 415)["message"]
+
+
 def test_form_bodies_are_refused_by_their_type(server: LiveServer) -> None:
     with server.client() as client:
         answer = client.post(CHAT, data={"prompt": "x"})

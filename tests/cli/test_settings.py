@@ -105,6 +105,20 @@ def test_boolean_flags_take_a_value() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "spelled"),
+    [
+        (["--lanes", "--policy", "twinpath"], ["--lanes=on", "--policy", "twinpath"]),
+        (["--lanes"], ["--lanes=on"]),
+        (["--no-lanes"], ["--lanes=off"]),
+        (["--lanes=true", "--port=1"], ["--lanes=on", "--port=1"]),
+        (["--lanes", "off", "--port=1"], ["--lanes", "off", "--port=1"]),
+    ],
+)
+def test_lanes_may_be_spelled_like_an_on_off_flag(words: list[str], spelled: list[str]) -> None:
+    assert spell_flags(["serve", *words]) == ["serve", *spelled]
+
+
 def test_help_shows_every_flag_whole_at_80_columns() -> None:
     shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
     words = {word.strip(",[]") for line in shown.splitlines() for word in line.replace(" / ", " ").split()}

@@ -68,6 +68,7 @@ _REFUSALS = {
     "408": "The body did not arrive in time.",
     "409": "There is no room for it, or it is there already.",
     "413": "The body is too large.",
+    "415": "The body has a Content-Encoding.",
     "429": "Too many requests wait; see Retry-After.",
     "500": "The engine or the server failed.",
     "503": "Loading, restarting, full or shutting down; see Retry-After.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from http import HTTPStatus
+from os import urandom
 from typing import cast
 
 import httptools
@@ -154,7 +155,8 @@ class BoundedProtocol(HttpToolsProtocol):
         body = envelope(error)
         retry_after = f"retry-after: {error.retry_after_s}\r\n" if error.retry_after_s is not None else ""
         head = (
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{retry_after}connection: close\r\n\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{retry_after}"
+            f"x-request-id: req_{urandom(16).hex()}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(STATUS_LINE[error.status] + head.encode() + body)
         self.transport.close()

@@ -130,11 +130,13 @@ class Templates:
 def _check_admin(scope: Scope) -> None:
     """Raises: RequestError 403."""
     if not Exchange.of(scope).caller.is_admin:
-        raise RequestError(
+        error = RequestError(
             "Templates are managed with an administrator's key (see --admin-key).",
             status=403,
             code="permission_denied",
         )
+        error.type = "permission_error"
+        raise error
 
 
 async def _answer(send: Send, body: Any) -> None:

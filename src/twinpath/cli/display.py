@@ -130,6 +130,8 @@ def settings_rows(config: ServeConfig, info: Ready) -> Iterator[tuple[str, str]]
             yield "key_class", f"{len(value)} keys" if value else "none"
         elif setting.name == "chat_template":
             yield "chat_template", "the model's own" if value is None else f"overridden ({len(value)} characters)"
+        elif setting.name == "grpc_port":
+            yield "grpc_port", "none" if value is None else str(value)
         elif setting.name == "max_model_len":
             yield "max_model_len", f"{info.max_model_len:,} tokens"
         else:

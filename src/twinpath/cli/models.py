@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +33,8 @@ def list_models(as_json: bool) -> None:
         model = cached.get(name)
         size = f"{model.num_bytes / 1e6:.0f} MB" if model else "not fetched"
         table.add_row(name, size, str(model.path) if model else "")
-    Console(highlight=False).print(table)
+    # A pipe has no width that a path could be cut to.
+    Console(highlight=False, width=None if sys.stdout.isatty() else 1000).print(table)
 
 
 def pull_model(model: str) -> None:

@@ -9,7 +9,7 @@ import difflib
 import inspect
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
@@ -371,4 +371,15 @@ def spell_flags(argv: list[str]) -> list[str]:
         if setting.is_flag():
             spellings[f"{setting.flag}=true"] = setting.flag
             spellings[f"{setting.flag}=false"] = f"--no-{setting.flag[2:]}"
-    return [spellings.get(word.lower() if word.startswith("--") else word, word) for word in argv]
+    words = [spellings.get(word.lower() if word.startswith("--") else word, word) for word in argv]
+    return words if words[:1] != ["serve"] else list(_spell_lanes(words))
+
+
+def _spell_lanes(words: list[str]) -> Iterator[str]:
+    """`--lanes` is on or off, and may be spelled like a flag that is alone."""
+    alone = {"--no-lanes": "off", "--lanes=true": "on", "--lanes=false": "off"}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--lanes":
+            yield "--lanes" if following in ("on", "off") else "--lanes=on"
+        else:
+            yield f"--lanes={alone[word.lower()]}" if word.lower() in alone else word
