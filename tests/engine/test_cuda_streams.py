@@ -13,7 +13,8 @@ from torch import Tensor
 from engine.engines import NUM_PAGES, PAGE_SIZE, PROMPTS
 from engine.random_models import SPECS, random_weights
 from engine.step_driver import Driver
-from twinpath.engine.cuda import forward, graphs
+from twinpath.engine.cuda import forward as passes
+from twinpath.engine.cuda import graphs
 from twinpath.engine.cuda.engine import CudaEngine
 from twinpath.engine.cuda.forward import Forward
 from twinpath.engine.cuda.memory import CudaOptions
@@ -81,7 +82,7 @@ def logprobs(engine: CudaEngine) -> list[float]:
 
 def test_few_rows_of_captured_steps_stream_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     right = logprobs(build())
-    monkeypatch.setattr(forward, "STREAMED_ROWS", 16)
+    monkeypatch.setattr(passes, "STREAMED_ROWS", 16)
     engine = build()
     launcher = engine.launcher
     assert isinstance(launcher, StepLauncher)
