@@ -10,7 +10,7 @@ from msgspec import Raw
 from twinpath.api.generation import Door
 from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest
 from twinpath.errors import InvalidRequest
-from twinpath.grammar import any_object, parse_schema, schema_grammar
+from twinpath.grammar import any_object, check_lark, check_pattern, parse_schema, schema_grammar
 from twinpath.types import Grammar
 
 #: Longest pattern or grammar text, and most characters of all choices together.
@@ -124,10 +124,18 @@ def _constraint(kind: str, text: memoryview, param: str) -> Grammar:
             raise InvalidRequest(f"'{param}' has {len(value)} strings; 1 to {MAX_CHOICES} are accepted.", param=param)
         if "" in value:
             raise InvalidRequest(f"'{param}' holds an empty string.", param=param)
+        if (num_chars := sum(map(len, value))) > MAX_PATTERN_CHARS:
+            raise InvalidRequest(
+                f"'{param}' has {num_chars} characters; at most {MAX_PATTERN_CHARS} are accepted.", param=param
+            )
         return Grammar("choice", msgspec.json.encode(list(dict.fromkeys(value))).decode())
     if not isinstance(value, str) or not 0 < len(value) <= MAX_PATTERN_CHARS:
         raise InvalidRequest(f"'{param}' must be a string of 1 to {MAX_PATTERN_CHARS} characters.", param=param)
-    return Grammar("regex" if kind == "regex" else "lark", value)
+    if kind == "regex":
+        check_pattern(value, param)
+        return Grammar("regex", value)
+    check_lark(value, param)
+    return Grammar("lark", value)
 
 
 def _schema(raw: Raw, param: str, *, strict: bool) -> Grammar:

@@ -16,7 +16,7 @@ from twinpath.api.deadlines import Service
 from twinpath.api.responses import TimedUsage, Timing
 from twinpath.api.transcript import Transcript
 from twinpath.contracts import AnswerComplete
-from twinpath.errors import EngineError, Overloaded, RequestError
+from twinpath.errors import EngineError, InvalidRequest, Overloaded, RequestError
 from twinpath.telemetry.tally import Tally
 from twinpath.text.answer import Part
 from twinpath.types import (
@@ -193,6 +193,8 @@ async def _say_complete(events: AsyncIterator[Event]) -> None:
 
 
 def _error_of(event: ErrorEvent) -> RequestError:
+    if event.status == InvalidRequest.status:  # A grammar that turned out too complex: the request's fault.
+        return InvalidRequest(event.message, param="response_format", code=event.code)
     if event.status != Overloaded.status:
         return EngineError(event.message, code=event.code, status=event.status)
     retry_after_s = None if event.retry_after_s is None else ceil(event.retry_after_s)

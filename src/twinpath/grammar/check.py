@@ -21,6 +21,13 @@ from twinpath.types import Grammar
 #: Of a refused schema, so many parts are tried to say which one it is.
 _MAX_TRIALS = 64
 _CACHED_CHECKS = 256
+#: What the engine's reasons hold -> what is said of them.
+_WORDS = (
+    ("retriev", "it refers out of this schema, and nothing is fetched"),
+    ("(And (", "no string fits both the pattern and what stands beside it, or following both is too costly"),
+    ("regex parse error", "the pattern cannot be read, or is not regular"),
+    ("generate regex for", "no number lies within these bounds, or they are too large to be followed"),
+)
 
 
 class GrammarChecker:
@@ -99,8 +106,16 @@ class _Culprit:
         try:
             matcher = compile_text(to_engine_text(Grammar("json_schema", text), plain), self._vocabulary)
         except InvalidRequest as error:
-            return error.message.removeprefix("The grammar cannot be used: ")
+            return _in_our_words(error.message.removeprefix("The grammar cannot be used: "))
         except ValueError as error:
-            return str(error)
+            return _in_our_words(str(error))
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         return "nothing fits it" if matcher.is_error() or not mask.any() else None
+
+
+def _in_our_words(reason: str) -> str:
+    """What is known of the engine's, whose own words name its insides."""
+    for mark, ours in _WORDS:
+        if mark in reason:
+            return ours
+    return reason

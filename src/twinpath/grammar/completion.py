@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -11,8 +13,13 @@ _END = 256
 #: So few are compared by following each.
 _FEW = 16
 _ROLLOUT_BYTES = 64
+#: States followed at once, and bytes tried from each: first those that patterns and formats are made of.
+_BEAM = 4
+_TRIED = b"a0cb@.-:/TZ1AP+_, x"
 #: Forced stretches and choices that one completion may take: a few milliseconds.
 _MAX_STEPS = 600
+#: `multipleOf` has at most so many (`schema.MAX_MULTIPLE`).
+_MOST_DIGITS = 3
 #: Values, short first, for where JSON wants one.
 _VALUES = (b"0", b'""', b"[]", b"{}", b"null", b"true", b"false")
 
@@ -45,6 +52,7 @@ class Completer:
         #: What there is of the string that is open, its quote included; of all output when that is not JSON.
         self._fragment = b""
         self._in_string = self._escaped = False
+        self._in_number = False
         #: The free text before the answer, until its marker has come.
         self._free: bytes | None = b"" if hints.marker and not hints.opener else None
         #: The first bytes, until they say whether there is free text.
@@ -54,7 +62,7 @@ class Completer:
         """Another one at the same place."""
         copy = Completer(self._matcher.deep_copy(), self._hints)
         copy._fragment, copy._in_string, copy._escaped = self._fragment, self._in_string, self._escaped
-        copy._free, copy._head = self._free, self._head
+        copy._free, copy._head, copy._in_number = self._free, self._head, self._in_number
         return copy
 
     def feed(self, output: bytes) -> None:
@@ -97,6 +105,7 @@ class Completer:
             self._fragment += output
             return
         for byte in output:
+            self._in_number = not self._in_string and byte in b"-.0123456789"
             if self._in_string:
                 self._fragment += bytes([byte])
                 self._in_string = byte != 0x22 or self._escaped
@@ -114,11 +123,13 @@ class Completer:
         if not self._in_string and (closing := self._rest_of_closing(legal)):
             return closing
         if not self._hints.is_json:
-            return self._rest_of(self._hints.constants) or self._by_trial(legal)
+            return self._rest_of(self._hints.constants) or self._search(b"") or self._by_trial(legal)
         if self._in_string:
             return self._first(legal, b'"') or self._inside_string(legal)
         if closer := self._first(legal, b"}],:"):
             return closer
+        if self._in_number and (digits := self._digit(legal)):
+            return digits
         for word in (*self._hints.keys, *_VALUES, *self._hints.constants):
             if word[0] in legal and self._fits(word):
                 return word
@@ -129,7 +140,33 @@ class Completer:
         if enough := next((text for text in one_more if self._fits(text)), None):
             return enough
         words = (*self._hints.keys, *self._hints.constants)
-        return self._rest_of(words) or self._first(legal, b"a0 ") or bytes(legal[:1])
+        return self._rest_of(words) or self._search(b'"') or self._first(legal, b"a0 ") or bytes(legal[:1])
+
+    def _search(self, end: bytes) -> bytes | None:
+        """A short way to where `end` is legal ("": the language may end), breadth first over lengths. States that
+        leave the same bytes open are taken for one within a length, so that loops and counted repeats both end."""
+        layer = [(b"", self._matcher.deep_copy())]
+        seen: set[bytes] = set()
+        for _ in range(_ROLLOUT_BYTES):
+            fresh: dict[bytes, tuple[bytes, LLMatcher]] = {}
+            for text, matcher in layer:
+                for byte in _few(matcher.compute_bitmask()):
+                    child = matcher.deep_copy()
+                    if child.try_consume_tokens([byte]) != 1:
+                        continue
+                    step = bytes([byte])
+                    while not child.is_accepting() and (forced := child.compute_ff_bytes()):
+                        if child.try_consume_tokens(list(forced)) < len(forced):
+                            break
+                        step += forced
+                    if child.is_accepting() or (end and child.validate_tokens(list(end)) == len(end)):
+                        return text + step
+                    fresh.setdefault(child.compute_bitmask(), (text + step, child))
+            # New ones first; some of the rest, since a counted repeat shows the same bytes again and again.
+            ordered = sorted(fresh.items(), key=lambda item: (item[0] in seen, len(item[1][0])))[:_BEAM]
+            seen.update(mask for mask, _ in ordered)
+            layer = [state for _, state in ordered]
+        return None
 
     def _rest_of_closing(self, legal: list[int]) -> bytes | None:
         """What is left of the closing; its first bytes may be those of another call, and behind us."""
@@ -152,12 +189,21 @@ class Completer:
         return None
 
     def _digit(self, legal: list[int]) -> bytes | None:
-        """A digit after which the number may end, if there is one."""
+        """Digits after which the number may end, if there are a few: a multiple's last three decide."""
         digits = [bytes([byte]) for byte in b"0123456789" if byte in legal]
-        for digit in digits:
-            if any(self._fits(digit + end) for end in (b",", b"}", b"]")):
-                return digit
-        return digits[0] if digits else None
+        if not digits:
+            return None
+        for length in range(_MOST_DIGITS):
+            for more in product(b"0123456789", repeat=length):
+                for digit in digits:
+                    if self._may_end(text := digit + bytes(more)):
+                        return text
+        return digits[0]
+
+    def _may_end(self, text: bytes) -> bool:
+        """Whether a value is over after `text`; asked of the first bytes of what may follow one."""
+        tokens = list(text)
+        return any(self._matcher.validate_tokens([*tokens, end]) > len(tokens) for end in (*b",}]", _END))
 
     def _by_trial(self, legal: list[int]) -> bytes:
         """Of few bytes the one from which the end is nearest; of many, one that is easy to read."""
@@ -180,3 +226,10 @@ class Completer:
                     break
                 step = bytes([int(legal[-1])])
         return 2 * _ROLLOUT_BYTES
+
+
+def _few(mask: bytes) -> list[int]:
+    legal: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:_END]).tolist()
+    if len(legal) <= _FEW:
+        return legal
+    return list(dict.fromkeys((*(byte for byte in _TRIED if byte in legal), legal[0], legal[-1])))

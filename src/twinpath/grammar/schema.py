@@ -17,6 +17,7 @@ import msgspec
 from twinpath.errors import InvalidRequest
 from twinpath.grammar.ecma import with_ecma_spaces
 from twinpath.grammar.finite import has_finite_instance, resolve
+from twinpath.grammar.sanity import fault
 from twinpath.types import Grammar
 
 #: Limits of one schema; each is compiled in well under a second at its limit (docs/structured-output.md).
@@ -119,6 +120,7 @@ class _Walk:
         self._param = param
         self._close_objects = close_objects
         self._num_nodes = 0
+        self._anchors: set[str] = set()
         nodes = list(islice(_all_nodes(root), MAX_NODES))
         # With ids, pointers start at the nearest: left to the grammar engine.
         self._has_ids = any("$id" in node for node in nodes)
@@ -209,6 +211,13 @@ class _Walk:
         for keyword in _COUNTS:
             if isinstance(value := schema.get(keyword), float) and value.is_integer():
                 schema[keyword] = int(value)
+        if (found := fault(schema)) is not None:
+            raise self._refused(f"{path}/{found[0]}", found[1])
+        anchor = schema.get("$anchor")
+        if anchor is not None and not self._has_ids:
+            if anchor in self._anchors:
+                raise self._refused(f"{path}/$anchor", f"{anchor!r} names another part already")
+            self._anchors.add(anchor)
         multiple = schema.get("multipleOf")
         if multiple is not None:
             self._check_multiple(schema, multiple, path)
