@@ -113,7 +113,8 @@ def test_all_prompts_of_a_call_are_cancelled() -> None:
     with live_server(setup()) as server:
         content = json.dumps({"prompt": ["a", "b", "c"], "max_tokens": 4000}).encode()
         with socket.create_connection(("127.0.0.1", server.port)) as raw:
-            head = f"POST /v1/completions HTTP/1.1\r\nx-api-key: {KEY}\r\ncontent-length: {len(content)}\r\n\r\n"
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {KEY}\r\n"
+            head += f"content-length: {len(content)}\r\n\r\n"
             raw.sendall(head.encode() + content)
             server.wait_until(lambda: server.replica.num_running == 3, "all run")
         server.wait_until(server.is_idle, "cancelled", CANCELLED_WITHIN_S)

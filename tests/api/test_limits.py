@@ -120,6 +120,12 @@ def test_transfer_codings_other_than_chunked_are_501_in_the_envelope(small: Live
     assert split(raw_exchange(small.port, plain))[0] == 200
 
 
+@pytest.mark.parametrize(("hosts", "status"), [(b"", 400), (b"host: a\r\nhost: b\r\n", 400), (b"host: a\r\n", 200)])
+def test_http_1_1_has_one_host(small: LiveServer, hosts: bytes, status: int) -> None:
+    answer = raw_exchange(small.port, b"GET /health HTTP/1.1\r\nconnection: close\r\n" + hosts + b"\r\n")
+    assert split(answer)[0] == status and b"x-request-id: " in answer
+
+
 def test_http_1_0_gets_no_chunks(small: LiveServer) -> None:
     """A stream ends with its connection; whole answers and refusals say their length."""
     for streamed, max_tokens, expected in ((True, 3, 200), (False, 3, 200), (True, 0.5, 400)):

@@ -90,6 +90,10 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refusal = RequestError("This server is no proxy.", status=HTTPStatus.METHOD_NOT_ALLOWED)
                 raise ValueError("CONNECT")
             return
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (not num_hosts and self.parser.get_http_version() == "1.1"):
+            self._refusal = RequestError("An HTTP/1.1 request has one Host header.")
+            raise ValueError("host")
         codings = b",".join(value for name, value in self.headers if name == b"transfer-encoding")
         if codings and codings.strip().lower() != b"chunked":
             self._refusal = RequestError(

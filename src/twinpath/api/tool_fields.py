@@ -85,6 +85,8 @@ def _tools_of(fields: ChatCompletionRequest) -> tuple[ToolFunction, ...]:
             param = f"{name}[{index}].function.name" if name == "tools" else f"{name}[{index}].name"
             message = f"'{param}' must be 1 to {MAX_TOOL_NAME_CHARS} letters, digits or any of _ - . : /"
             raise InvalidRequest(message, param=param)
+    if len({function.name for function in functions}) < len(functions):
+        raise InvalidRequest(f"'{name}' holds two tools of one name.", param=name)
     return tuple(functions)
 
 

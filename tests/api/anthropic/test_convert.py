@@ -143,3 +143,17 @@ def test_what_is_not_served_is_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         chat_of(**body)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("role", "block", "param"),
+    [
+        ("assistant", {"type": "tool_use", "id": "a", "name": "f", "input": [1]}, "messages[0].content[0].input"),
+        ("user", {"type": "tool_result", "content": "x"}, "messages[0].content[0].tool_use_id"),
+    ],
+)
+def test_half_a_call_or_result_is_refused_by_its_place(role: str, block: dict[str, Any], param: str) -> None:
+    body = {"max_tokens": 1, "messages": [{"role": role, "content": [block]}]}
+    with pytest.raises(InvalidRequest) as refused:
+        to_chat(msgspec.json.decode(msgspec.json.encode(body), type=MessagesRequest))
+    assert refused.value.param == param

@@ -124,11 +124,17 @@ def _assistant(blocks: list[InputBlock], place: str) -> ChatMessage:
 def _tool_call(block: InputBlock, where: str) -> ToolCall:
     if block.name is None:
         raise InvalidRequest(f"'{where}.name' is required.", param=f"{where}.name")
-    arguments = bytes(block.input).decode() or "{}"
+    arguments = bytes(block.input).decode()
+    if arguments in ("", "null"):
+        arguments = "{}"
+    if not arguments.startswith("{"):
+        raise InvalidRequest(f"'{where}.input' must be an object.", param=f"{where}.input")
     return ToolCall(id=block.id, type="function", function=FunctionCall(name=block.name, arguments=arguments))
 
 
 def _tool_result(block: InputBlock, where: str) -> ChatMessage:
+    if block.tool_use_id is None:
+        raise InvalidRequest(f"'{where}.tool_use_id' is required.", param=f"{where}.tool_use_id")
     content = block.content
     if isinstance(content, list):
         content = _GAP.join(_text(part, f"{where}.content[{index}]") for index, part in enumerate(content))
