@@ -15,6 +15,8 @@ _FEW = 16
 _ROLLOUT_BYTES = 64
 #: States followed at once, and bytes tried from each: first those that patterns and formats are made of.
 _BEAM = 4
+_TRIALS_AT_ONCE = 500
+_MOST_TRIALS = 5_000
 _TRIED = b"a0cb@.-:/TZ1AP+_, x"
 #: Forced stretches and choices that one completion may take: a few milliseconds.
 _MAX_STEPS = 600
@@ -53,6 +55,8 @@ class Completer:
         self._fragment = b""
         self._in_string = self._escaped = False
         self._in_number = False
+        #: States that searches may still try, for all copies together: some patterns make each one dear.
+        self._num_trials = [_MOST_TRIALS]
         #: The free text before the answer, until its marker has come.
         self._free: bytes | None = b"" if hints.marker and not hints.opener else None
         #: The first bytes, until they say whether there is free text.
@@ -62,6 +66,7 @@ class Completer:
         """Another one at the same place."""
         copy = Completer(self._matcher.deep_copy(), self._hints)
         copy._fragment, copy._in_string, copy._escaped = self._fragment, self._in_string, self._escaped
+        copy._num_trials = self._num_trials
         copy._free, copy._head, copy._in_number = self._free, self._head, self._in_number
         return copy
 
@@ -147,10 +152,15 @@ class Completer:
         leave the same bytes open are taken for one within a length, so that loops and counted repeats both end."""
         layer = [(b"", self._matcher.deep_copy())]
         seen: set[bytes] = set()
+        least = self._num_trials[0] - _TRIALS_AT_ONCE
         for _ in range(_ROLLOUT_BYTES):
             fresh: dict[bytes, tuple[bytes, LLMatcher]] = {}
             for text, matcher in layer:
                 for byte in _few(matcher.compute_bitmask()):
+                    if self._num_trials[0] <= max(least, 0):
+                        self._num_trials[0] -= _TRIALS_AT_ONCE  # Nothing came of it: seldom again.
+                        return None
+                    self._num_trials[0] -= 1
                     child = matcher.deep_copy()
                     if child.try_consume_tokens([byte]) != 1:
                         continue
