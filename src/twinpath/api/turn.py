@@ -194,7 +194,8 @@ async def _say_complete(events: AsyncIterator[Event]) -> None:
 
 def _error_of(event: ErrorEvent) -> RequestError:
     if event.status == InvalidRequest.status:  # A grammar that turned out too complex: the request's fault.
-        return InvalidRequest(event.message, param="response_format", code=event.code)
+        param = "response_format" if event.code in ("grammar_error", "invalid_grammar") else None
+        return InvalidRequest(event.message, param=param, code=event.code)
     if event.status != Overloaded.status:
         return EngineError(event.message, code=event.code, status=event.status)
     retry_after_s = None if event.retry_after_s is None else ceil(event.retry_after_s)
