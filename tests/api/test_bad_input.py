@@ -70,6 +70,11 @@ def test_encoded_bodies_are_415_naming_the_encoding(server: LiveServer) -> None:
     assert "gzip" in refusal(answer, 415)["message"]
 
 
+def test_two_tools_of_one_name_are_refused(server: LiveServer) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert refusal(chat(server, tools=[tool, tool]))["param"] == "tools"
+
+
 def test_form_bodies_are_refused_by_their_type(server: LiveServer) -> None:
     with server.client() as client:
         answer = client.post(CHAT, data={"prompt": "x"})

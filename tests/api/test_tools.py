@@ -182,12 +182,6 @@ def test_a_limit_leaves_no_markup_in_the_content(server: LiveServer, prompt: str
         assert num_tokens == 50 or not made["function"]["arguments"]
 
 
-def test_two_tools_of_one_name_are_refused(server: LiveServer) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [SUM, SUM]}
-    answer = server.post("/v1/chat/completions", body)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools"
-
-
 def test_legacy_functions_are_accepted(server: LiveServer) -> None:
     _, whole = both(server, "[sum]", functions=[SUM["function"]], function_call="auto")
     assert whole["choices"][0]["finish_reason"] == "tool_calls"
