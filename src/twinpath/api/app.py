@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.routing import Route, Router
@@ -129,7 +130,18 @@ class Lifespan:
             await send({"type": "lifespan.startup.complete"})
 
 
-def _router(door: Door, metrics: ServerMetrics, health: HealthChecks) -> Router:
+class Shortcut:
+    """To a few routes without parameters by one look at the path: a router tries one pattern after the other."""
+
+    def __init__(self, router: ASGIApp, routes: Iterable[Route]) -> None:
+        self._router = router
+        self._endpoints = {route.path: route.app for route in routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._endpoints.get(scope.get("path", ""), self._router)(scope, receive, send)
+
+
+def _router(door: Door, metrics: ServerMetrics, health: HealthChecks) -> ASGIApp:
     models = Models(door.model_name, door.replica, created=int(time.time()))
     sessions, templates = Sessions(door.replica), Templates(door)
     document = openapi_document(door.model_name)
@@ -156,7 +168,7 @@ def _router(door: Door, metrics: ServerMetrics, health: HealthChecks) -> Router:
         Route("/metrics", Allow(Rendered(metrics.render, CONTENT_TYPE), *get)),
         Route("/openapi.json", Allow(Rendered(lambda: document, b"application/json"), *get)),
     ]
-    return Router(routes, redirect_slashes=False, default=not_found)
+    return Shortcut(Router(routes, redirect_slashes=False, default=not_found), routes[:2])
 
 
 def _metrics(model_name: str, replica: Replica) -> ServerMetrics:

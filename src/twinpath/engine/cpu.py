@@ -281,12 +281,14 @@ class CpuEngine:
         if len(table) < num_pages or int(table[:num_pages].min()) < 0:
             return f"the block table has no page for position {start + len(tokens) - 1}"
         self._num_used = max(self._num_used, int(table[num_pages - 1]) + 1)
-        if int(tokens.min()) < 0:
+        low = int(tokens.min())
+        if low < 0:
             for offset in np.flatnonzero(tokens == PENDING_TOKEN).tolist():
                 if start + offset >= len(slot.history):
                     return f"the token at position {start + offset} is not known"
                 tokens[offset] = slot.history[start + offset]
-        low, high = int(tokens.min()), int(tokens.max())
+            low = int(tokens.min())
+        high = int(tokens.max())
         if low < 0 or high >= self._info.vocab_size:
             return f"token id {low if low < 0 else high} is outside the vocabulary of {self._info.vocab_size}"
         return None

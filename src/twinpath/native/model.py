@@ -295,8 +295,8 @@ class NativeModel:
             raise EngineError("starts, lengths and sample differ in length")
         if block_tables.ndim != 2 or len(block_tables) != num_segments:
             raise EngineError(f"block_tables of shape {block_tables.shape} for {num_segments} segments")
-        if tokens.shape != (int(lengths.sum(dtype=np.int64)),):
-            raise EngineError(f"{tokens.shape} tokens for segments of {int(lengths.sum(dtype=np.int64))} rows")
+        if tokens.shape != ((num_rows := sum(lengths.tolist())),):
+            raise EngineError(f"{tokens.shape} tokens for segments of {num_rows} rows")
 
     def _residual_address(self, residual: Float32s | None, num_rows: int) -> int | None:
         if residual is None:
