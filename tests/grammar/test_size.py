@@ -51,6 +51,8 @@ def test_what_is_too_large_is_the_callers_fault(pattern: str) -> None:
         ({"type": "integer", "minimum": 2**70}, "/minimum"),
         ({"type": "string", "minLength": 10**12}, "/minLength"),
         ({"$ref": "http://elsewhere/x"}, "/$ref"),
+        ({"const": "x" * 65_537}, "/const"),
+        ({"properties": {"a": {"enum": ["x", "x" * 65_537]}}}, "/properties/a/enum"),
         ({"type": "string", "pattern": "^a{9}$", "maxLength": 5}, "/pattern"),
     ],
 )

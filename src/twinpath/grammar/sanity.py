@@ -10,6 +10,8 @@ from twinpath.grammar.size import MAX_EXPANDED, pattern_size, too_large
 #: Least length and items that an answer can be asked for; the engine counts in 32 bits.
 MAX_COUNT = 1_000_000
 _MAX_BOUND = 2**63
+#: Of one string in `const` or `enum`: compiling half a million takes seconds, in which no other stream gets a token.
+MAX_LITERAL_CHARS = 65_536
 _LEAST = ("minLength", "minItems", "minProperties")
 _MOST = ("maxLength", "maxItems", "maxProperties")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -17,7 +19,7 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 def fault(schema: dict[str, Any]) -> tuple[str, str] | None:
     """(keyword, reason) of what cannot be used; limits upwards that no answer reaches are taken out of `schema`."""
-    checks: tuple[Callable[[dict[str, Any]], tuple[str, str] | None], ...] = (_form, _counts, _numbers, _patterns)
+    checks: tuple[Callable[[dict[str, Any]], tuple[str, str] | None], ...] = (_form, _literals, _counts, _numbers, _patterns)
     return next((found for check in checks if (found := check(schema)) is not None), None)
 
 
@@ -30,6 +32,14 @@ def _form(schema: dict[str, Any]) -> tuple[str, str] | None:
         return "type", "a type is listed twice"
     if isinstance(schema.get("items"), list):
         return "items", "a list of schemas is 'prefixItems' since draft 2020-12; 'items' is one schema"
+    return None
+
+
+def _literals(schema: dict[str, Any]) -> tuple[str, str] | None:
+    words = schema.get("enum")
+    for keyword, values in (("const", [schema.get("const")]), ("enum", words if isinstance(words, list) else [])):
+        if any(isinstance(value, str) and len(value) > MAX_LITERAL_CHARS for value in values):
+            return keyword, f"one of its strings has more than {MAX_LITERAL_CHARS} characters"
     return None
 
 
