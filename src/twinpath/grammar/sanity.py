@@ -19,7 +19,13 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 def fault(schema: dict[str, Any]) -> tuple[str, str] | None:
     """(keyword, reason) of what cannot be used; limits upwards that no answer reaches are taken out of `schema`."""
-    checks: tuple[Callable[[dict[str, Any]], tuple[str, str] | None], ...] = (_form, _literals, _counts, _numbers, _patterns)
+    checks: tuple[Callable[[dict[str, Any]], tuple[str, str] | None], ...] = (
+        _form,
+        _literals,
+        _counts,
+        _numbers,
+        _patterns,
+    )
     return next((found for check in checks if (found := check(schema)) is not None), None)
 
 
