@@ -17,6 +17,9 @@ _ROLLOUT_BYTES = 64
 _BEAM = 4
 _TRIALS_AT_ONCE = 500
 _MOST_TRIALS = 5_000
+_FAILURE_COSTS = 2_000
+#: Legal bytes where text is free: only its length is missing, which no search need find.
+_ANY = 128
 _TRIED = b"a0cb@.-:/TZ1AP+_, x"
 #: Forced stretches and choices that one completion may take: a few milliseconds.
 _MAX_STEPS = 600
@@ -145,11 +148,18 @@ class Completer:
         if enough := next((text for text in one_more if self._fits(text)), None):
             return enough
         words = (*self._hints.keys, *self._hints.constants)
-        return self._rest_of(words) or self._search(b'"') or self._first(legal, b"a0 ") or bytes(legal[:1])
+        return (
+            self._rest_of(words)
+            or (len(legal) < _ANY and self._search(b'"'))
+            or self._first(legal, b"a0 ")
+            or bytes(legal[:1])
+        )
 
     def _search(self, end: bytes) -> bytes | None:
         """A short way to where `end` is legal ("": the language may end), breadth first over lengths. States that
         leave the same bytes open are taken for one within a length, so that loops and counted repeats both end."""
+        if self._num_trials[0] <= 0:
+            return None
         layer = [(b"", self._matcher.deep_copy())]
         seen: set[bytes] = set()
         least = self._num_trials[0] - _TRIALS_AT_ONCE
@@ -158,7 +168,7 @@ class Completer:
             for text, matcher in layer:
                 for byte in _few(matcher.compute_bitmask()):
                     if self._num_trials[0] <= max(least, 0):
-                        self._num_trials[0] -= _TRIALS_AT_ONCE  # Nothing came of it: seldom again.
+                        self._num_trials[0] -= _FAILURE_COSTS  # A long minLength cannot be searched through.
                         return None
                     self._num_trials[0] -= 1
                     child = matcher.deep_copy()
