@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import product
 
 import numpy as np
@@ -148,12 +149,22 @@ class Completer:
         if enough := next((text for text in one_more if self._fits(text)), None):
             return enough
         words = (*self._hints.keys, *self._hints.constants)
-        return (
-            self._rest_of(words)
-            or (len(legal) < _ANY and self._search(b'"'))
-            or self._first(legal, b"a0 ")
-            or bytes(legal[:1])
-        )
+        if rest := self._rest_of(words):
+            return rest
+        found = self._padding() if len(legal) >= _ANY else self._search(b'"')
+        return found or self._first(legal, b"a0 ") or bytes(legal[:1])
+
+    def _padding(self) -> bytes | None:
+        """As many letters as a free string needs until it may end; the first ones where it needs more."""
+        text = b"a" * _ROLLOUT_BYTES
+        most = self._matcher.validate_tokens(list(text))
+
+        def is_enough(num_bytes: int) -> bool:
+            return bool(self._matcher.validate_tokens([*text[:num_bytes], ord('"')]) == num_bytes + 1)
+
+        if not most or not is_enough(most):
+            return text[:most] or None
+        return text[: bisect_left(range(1, most), True, key=is_enough) + 1]
 
     def _search(self, end: bytes) -> bytes | None:
         """A short way to where `end` is legal ("": the language may end), breadth first over lengths. States that
