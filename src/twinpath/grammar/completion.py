@@ -123,8 +123,7 @@ class Completer:
                 self._in_string, self._fragment, self._escaped = True, b'"', False
 
     def _choose(self) -> bytes | None:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        legal: list[int] = np.flatnonzero(np.unpackbits(bits, bitorder="little")[:_END]).tolist()
+        legal = _legal(self._matcher.compute_bitmask())
         if not legal:
             return None
         if self._free is not None:
@@ -251,16 +250,21 @@ class Completer:
                 return length
             step = matcher.compute_ff_bytes()
             if not step:
-                bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-                legal = np.flatnonzero(np.unpackbits(bits, bitorder="little")[:_END])
-                if not len(legal):
+                legal = _legal(matcher.compute_bitmask())
+                if not legal:
                     break
-                step = bytes([int(legal[-1])])
+                step = bytes([legal[-1]])
         return 2 * _ROLLOUT_BYTES
 
 
-def _few(mask: bytes) -> list[int]:
+def _legal(mask: bytes) -> list[int]:
+    """Bytes that may come next."""
     legal: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:_END]).tolist()
+    return legal
+
+
+def _few(mask: bytes) -> list[int]:
+    legal = _legal(mask)
     if len(legal) <= _FEW:
         return legal
     return list(dict.fromkeys((*(byte for byte in _TRIED if byte in legal), legal[0], legal[-1])))
