@@ -74,7 +74,7 @@ class PagePool:
     @property
     def num_available(self) -> int:
         """Pages that can be handed out when everything idle gives way."""
-        return len(self._free) + self.num_idle
+        return len(self._free) + len(self._cold) + self._num_kept
 
     @property
     def num_pinned(self) -> int:
@@ -113,7 +113,7 @@ class PagePool:
         assert len(run) == num_pages > 0
         del self._free[-num_pages:]
         run.reverse()
-        self._references[run] = 1
+        self._references.put(run, 1)
         return run
 
     def retain(self, pages: Int32s) -> None:

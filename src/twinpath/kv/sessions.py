@@ -154,7 +154,7 @@ class SessionTable:
 
     def expire(self, now_s: float) -> None:
         """End every session that had no turn for its time to live."""
-        while self.next_expiry_s <= now_s:
+        while self._resting and self.next_expiry_s <= now_s:
             self._close(next(iter(self._resting.values())))
             self.num_expired += 1
 

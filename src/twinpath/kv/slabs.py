@@ -32,9 +32,12 @@ class SlabLedger(Generic[L]):
         return max(self.held(lane) - self.home[lane], 0)
 
     def draw(self, lane: L, num_pages: int = 1) -> None:
-        before = self.lent_to(lane)
-        self.num_drawn[lane] += num_pages
-        self.num_moves += abs(self.lent_to(lane) - before)
+        drawn = self.num_drawn[lane]
+        self.num_drawn[lane] = drawn + num_pages
+        before, after = -(-drawn // self.slab_pages), -(-(drawn + num_pages) // self.slab_pages)
+        if before != after:
+            home = self.home[lane]
+            self.num_moves += abs(max(after, home) - max(before, home))
 
     def give_back(self, lane: L, num_pages: int) -> None:
         self.draw(lane, -num_pages)

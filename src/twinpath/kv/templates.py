@@ -33,16 +33,13 @@ class TemplateTable:
 
     def __init__(self, pool: PagePool, max_pages: int) -> None:
         self.max_pages = max_pages
+        #: Pages that are pinned or will be; those of two templates count twice.
+        self.num_pages = 0
         self._pool = pool
         self._templates: dict[str, Template] = {}
 
     def __len__(self) -> int:
         return len(self._templates)
-
-    @property
-    def num_pages(self) -> int:
-        """Pages that are pinned or will be; those of two templates count twice."""
-        return sum(template.num_pages for template in self._templates.values())
 
     def get(self, name: str) -> Template | None:
         return self._templates.get(name)
@@ -66,6 +63,7 @@ class TemplateTable:
     def add(self, template: Template) -> None:
         """Reserve pages for a template that was not refused."""
         self._templates[template.name] = template
+        self.num_pages += template.num_pages
 
     def pin(self, template: Template, chain: Chain) -> None:
         """Its pages are computed and cached: hold them."""
@@ -78,6 +76,7 @@ class TemplateTable:
         template = self._templates.pop(name, None)
         if template is not None:
             template.dropped = True
+            self.num_pages -= template.num_pages
             if template.chain is not None:
                 self._pool.unpin(template.chain.pages[::-1], now_s)
         return template
@@ -100,6 +99,7 @@ class TemplateTable:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the pool's pins are those of the templates."""
+        assert self.num_pages == sum(template.num_pages for template in self._templates.values())
         pins = np.zeros(self._pool.num_pages, np.int32)
         for template in self._templates.values():
             if template.chain is not None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from twinpath.scheduler.sequence import Lane, Phase, Sequence
 from twinpath.types import EngineInfo, Float32s, StepResult
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct):
     """`length` tokens of one sequence from position `start`; `sample`: the last of them yields a token."""
 
     sequence: Sequence

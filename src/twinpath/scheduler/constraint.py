@@ -44,7 +44,10 @@ class RowMaskSource:
 
 def masks_for(rows: list[Row], vocab_size: int) -> TokenMasks | None:
     """Room for the masks of the constrained rows that sample; not filled."""
-    segments = [index for index, row in enumerate(rows) if row.sample and row.sequence.constraint is not None]
+    segments: list[int] = []
+    for index, row in enumerate(rows):
+        if row.sample and row.sequence.constraint is not None:
+            segments.append(index)
     if not segments:
         return None
     words: Int32s = np.empty((len(segments), -(-vocab_size // 32)), np.int32)

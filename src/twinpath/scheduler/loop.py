@@ -36,13 +36,6 @@ class Beat(Protocol):
     def end(self) -> None: ...
 
 
-class NoBeat:
-    """Nobody."""
-
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-
-
 class EngineLoop:
     """Drives one engine for one gateway. `run` blocks in its thread.
 
@@ -77,8 +70,8 @@ class EngineLoop:
         self._num_planned_tokens, self._num_watched_tokens = 0, _LONG_STEP_TOKENS
         self._num_turns = 0
         self._closing = False
-        #: Told whenever the loop begins to work and to wait.
-        self.beat: Beat = NoBeat()
+        #: Told whenever the loop begins to work and to wait, if anybody wants to know.
+        self.beat: Beat | None = None
 
     def run(self) -> None:
         """Serve until the gateway says Drain or goes away. An exception of the engine passes: the engine is lost."""
@@ -148,9 +141,11 @@ class EngineLoop:
             return
         if self._inbox.is_watched:
             self._take_inbox()  # A cancellation read before its step could be interrupted is served here.
-        self.beat.end()
+        if self.beat is not None:
+            self.beat.end()
         result = self._spin() if self._spins else self._engine.poll()
-        self.beat.begin()
+        if self.beat is not None:
+            self.beat.begin()
         if result is not None:
             # A template is pinned when its request settles, and whoever waits for it is told that it is.
             self._send(self._scheduler.commit(result, settle=self._holdings.num_pending > 0))
@@ -223,17 +218,19 @@ class EngineLoop:
         return self._wait(self._scheduler.memory.expire_sessions())
 
     def _wait(self, timeout_s: float | None) -> ToEngine | None:
-        self.beat.end()
+        if self.beat is not None:
+            self.beat.end()
         self._grammars.is_resting = True
         message = None if self._grammars.has_ready else self._inbox.wait(timeout_s)
         self._grammars.is_resting = False
-        self.beat.begin()
+        if self.beat is not None:
+            self.beat.begin()
         return message
 
     def _handle(self, message: ToEngine) -> None:
         match message:
-            case Submit(request):
-                self._send(self._grammars.add(request))
+            case Submit():
+                self._send(self._grammars.add(message.request))
             case Cancel(request_id, complete):
                 self._interrupt_for(request_id)
                 if complete:
@@ -245,6 +242,8 @@ class EngineLoop:
                 self._answer(*self._holdings.handle(message))
 
     def _send(self, events: list[Event]) -> None:
+        if not events:
+            return
         if self._holdings.num_pending:
             events, answers = self._holdings.sift(events)
             self._answer(*answers)

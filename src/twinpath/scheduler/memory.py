@@ -115,7 +115,7 @@ class Memory:
             return False
         self.sessions.expire(self._clock())
         head, cached = self._find_cached(sequence)
-        num_fresh = self.residency.num_missing_pages(sequence, sequence.num_known) - len(cached)
+        num_fresh = -(-sequence.num_known // self._page_size) - len(cached)
         if num_fresh > self._room(sequence, running, cached, is_late):
             return False
         self.residency.bind(sequence, cached)
@@ -255,7 +255,7 @@ class Memory:
             return None, NO_PAGES
         most_tokens = (sequence.num_known - 1) // self._page_size * self._page_size
         tokens, salt, keys = sequence.tokens, sequence.salt, sequence.keys
-        found = self.templates.find(tokens, most_tokens, salt) if len(self.templates) else None
+        found = self.templates.find(tokens, most_tokens, salt) if self.templates.num_pages else None
         if sequence.session is not None:
             own = self.sessions.find(sequence.session, tokens, most_tokens, salt)
             found = own if found is None or (own is not None and own[1] >= found[1]) else found
@@ -268,9 +268,21 @@ class Memory:
             keys.adopt(chain.keys[:num_pages], num_pages if chain.salt != salt else chain.num_foreign)
         elif is_stale:
             keys.start_over()
-        known = keys.extend(tokens, sequence.num_known)
-        tail = self.prefix.find(known[: most_tokens // self._page_size], len(head))
+        tail = self._find_by_keys(sequence, len(head), most_tokens // self._page_size)
         return chain, np.concatenate([head, np.array(tail, np.int32)]) if tail else head
+
+    def _find_by_keys(self, sequence: Sequence, begin: int, end: int) -> list[int]:
+        """Pages of the longest known run of its pages [begin, end). Most prompts are new from some page on: keys are
+        made only a little further, for the others can wait until the first token is out."""
+        pages: list[int] = []
+        while begin < end:
+            next_begin = min(2 * begin + 1, end)
+            keys = sequence.keys.extend(sequence.tokens, next_begin * self._page_size)
+            pages += (found := self.prefix.find(keys[:next_begin], begin))
+            if len(found) < next_begin - begin:
+                break
+            begin = next_begin
+        return pages
 
     def _room(self, sequence: Sequence, running: list[Sequence], cached: Int32s, is_late: bool) -> int:
         """Fresh pages that a waiting sequence may draw now.
@@ -279,10 +291,13 @@ class Memory:
         leaves sessions alone while it can wait for somebody. FAST starts when pages for what FAST requests will
         probably say are there or with FLEX: once it runs it shall not have to give way.
         """
-        num_cold, num_kept = self.pool.num_idle_among(cached)
-        room = self.pool.num_free + self.pool.num_cold - num_cold
-        if sequence.lane is Lane.FAST or not running or is_late:
-            room += self.pool.num_kept - num_kept
+        room = self.pool.num_available
+        spares_sessions = sequence.lane is Lane.FLEX and running and not is_late
+        if spares_sessions:
+            room -= self.pool.num_kept
+        if len(cached):
+            num_cold, num_kept = self.pool.num_idle_among(cached)
+            room -= num_cold if spares_sessions else num_cold + num_kept
         spare = len(running)
         if self._has_lanes and sequence.lane is Lane.FAST and running:
             fast = [other for other in running if other.lane is Lane.FAST]

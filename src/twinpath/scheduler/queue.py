@@ -40,6 +40,9 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Raises: KeyError when it is not there."""
         key = self._keys.pop(sequence.order)
+        if self._entries[0][2] is sequence:  # As a rule the first is served.
+            del self._entries[0]
+            return
         index = bisect_left(self._entries, (key, sequence.order), key=lambda entry: entry[:2])
         del self._entries[index]
 
@@ -49,7 +52,8 @@ class WaitingQueue:
 
     def first(self, now_s: float) -> Sequence:
         """Who is to be served first; the queue is not empty."""
-        return next(self.ordered(now_s))
+        self._refresh(now_s)
+        return self._entries[0][2]
 
     def ordered(self, now_s: float) -> Iterator[Sequence]:
         """First to serve first. The queue must not change while iterating."""
@@ -57,8 +61,7 @@ class WaitingQueue:
         return (sequence for _, _, sequence in self._entries)
 
     def _refresh(self, now_s: float) -> None:
-        tick = int(now_s // _TICK_S)
-        if self._policy.dynamic and tick != self._tick:
+        if self._policy.dynamic and (tick := int(now_s // _TICK_S)) != self._tick:
             self._tick = tick
             self._entries = sorted((self._policy.key(s, tick * _TICK_S), order, s) for _, order, s in self._entries)
             self._keys = {order: key for key, order, _ in self._entries}

@@ -63,7 +63,7 @@ class Roster:
         queue = self.waiting[lane]
         if not queue or len(self.running) >= self.max_running:
             return None
-        if any(other.phase is Phase.PREEMPTING for other in self.running):
+        if self._leaving and any(other.phase is Phase.PREEMPTING for other in self.running):
             return None  # It comes back to the queue, perhaps before everyone who waits.
         sequence = queue.first(self._clock())
         while not self.memory.admit(sequence, self.running, is_late=is_late):
@@ -76,7 +76,10 @@ class Roster:
                 return None
         queue.remove(sequence)
         sequence.phase = Phase.RUNNING
-        insort(self.running, sequence, key=lambda other: other.order)
+        if self.running and self.running[-1].order > sequence.order:
+            insort(self.running, sequence, key=lambda other: other.order)
+        else:
+            self.running.append(sequence)
         return sequence
 
     def admit_lanes(self, now_s: float) -> None:

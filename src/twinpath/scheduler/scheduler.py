@@ -11,7 +11,7 @@ from twinpath.scheduler.admission import Admission
 from twinpath.scheduler.answer import refuse, tell
 from twinpath.scheduler.chunk import Row
 from twinpath.scheduler.constraint import counted, fill_masks, masks_for, refusal
-from twinpath.scheduler.cost import CostModel, StepShape
+from twinpath.scheduler.cost import CostModel
 from twinpath.scheduler.forecast import Forecast
 from twinpath.scheduler.lanes import LanePlanner, LaneSettings
 from twinpath.scheduler.memory import DEFAULT_MEMORY, Memory, MemorySettings
@@ -86,8 +86,8 @@ class Scheduler:
         self._num_replans = 0
         #: Rows committed last, until `settle`.
         self._landed: list[Row] = []
-        #: What their step took, for the cost model.
-        self._observed: tuple[StepShape, float] | None = None
+        #: Their step, its result and how often it ran, for the cost model.
+        self._observed: tuple[Step, StepResult, int] | None = None
         #: Plan as without lanes, to measure steps of a given shape.
         self.lanes_paused = False
         self.planner: LanePlanner | None = None
@@ -171,11 +171,12 @@ class Scheduler:
         Not twice in a row when others have rows there: they move on though someone submits and cancels long
         prompts all day.
         """
-        return tuple(
-            (request_id, step.step_id)
-            for step in self._outstanding
-            if (request_id := step.dominant()) and not step.void and (len(step.rows) == 1 or not self._num_replans)
-        )
+        found: tuple[tuple[str, int], ...] = ()
+        for step in self._outstanding:
+            request_id = step.dominant()
+            if request_id and not step.void and (len(step.rows) == 1 or not self._num_replans):
+                found += ((request_id, step.step_id),)
+        return found
 
     def plan(self, max_repeat: int = 1) -> StepPlan | None:
         """The next step, or None when nothing can run until a result is committed or a request is added.
@@ -231,7 +232,7 @@ class Scheduler:
             num_steps = max(int(result.counts[0]), 1) if step.repeat > 1 else 1
             self.num_steps += num_steps
             self._num_replans = 0
-            self._observed = (step.shape, step.measured_ms(result) / num_steps)
+            self._observed = (step, result, num_steps)
             if self.admission is not None:
                 self.admission.outlook.note_step(step, result.elapsed_ms)
             self._commit_rows(step, result, events)
@@ -245,7 +246,8 @@ class Scheduler:
         landed, self._landed = self._landed, []
         self._roster.land(landed)
         if self._observed is not None:
-            self.cost.observe(*self._observed)
+            step, result, num_steps = self._observed
+            self.cost.observe(step.shape, step.measured_ms(result) / num_steps)
             self._observed = None
 
     def _commit_rows(self, step: Step, result: StepResult, events: list[Event]) -> None:
@@ -263,7 +265,9 @@ class Scheduler:
                     continue
                 if row.sample and not new_tokens:
                     failure = "the engine returned no token"
-            if (error := refusal(sequence, failure)) is not None:
+            is_free = sequence.constraint is None
+            error = None if is_free and failure is None else refusal(sequence, failure)
+            if error is not None:
                 self._roster.end(sequence)
                 events.append(error)
                 continue
@@ -274,7 +278,8 @@ class Scheduler:
             if sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
             if row.sample:
-                if (told := counted(sequence, new_tokens, self.info)) is not None:
+                told = new_tokens if is_free else counted(sequence, new_tokens, self.info)
+                if told is not None:
                     self._emit(sequence, told, result.logprobs.get(index), events)
             elif sequence.max_outputs == 0 and sequence.num_computed == sequence.num_known:
                 self._emit(sequence, [], None, events)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: A sequence with at most this many rows to run is about to sample: it is served like a decode row.
 SHORT_ROWS = 8
+#: Least room for tokens to come.
+_ROOM_TOKENS = 64
 
 
 class Lane(StrEnum):
@@ -102,8 +104,10 @@ class Sequence:
         self.order = order
         self.max_outputs = max_outputs
         self.stop_ids = frozenset(request.sampling.stop_token_ids)
-        self.tokens: Int32s = np.array(request.prompt_ids, np.int32)
         self.num_prompt = self.num_known = len(request.prompt_ids)
+        #: Known ones, and room for more.
+        self.tokens: Int32s = np.empty(self.num_prompt + min(max(max_outputs, 0), _ROOM_TOKENS), np.int32)
+        self.tokens[: self.num_prompt] = request.prompt_ids
         self.num_planned = self.num_computed = self.num_pending = 0
         self.in_flight = 0
         self.phase = Phase.WAITING
@@ -168,7 +172,7 @@ class Sequence:
     def append(self, new_tokens: list[int]) -> None:
         end = self.num_known + len(new_tokens)
         if end > len(self.tokens):
-            grown = np.empty(max(2 * len(self.tokens), end + 64), np.int32)
+            grown = np.empty(max(2 * len(self.tokens), end + _ROOM_TOKENS), np.int32)
             grown[: self.num_known] = self.tokens[: self.num_known]
             self.tokens = grown
         if len(new_tokens) == 1:

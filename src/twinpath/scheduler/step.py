@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+import msgspec
 import numpy as np
 
 from twinpath.scheduler.chunk import Chunk, Row
@@ -18,8 +17,7 @@ _MIN_DOMINANT_ROWS = 16
 NOTHING = StepShape()
 
 
-@dataclass(slots=True)
-class Step:
+class Step(msgspec.Struct):
     """An outstanding plan."""
 
     step_id: int
@@ -37,7 +35,7 @@ class Step:
     #: An earlier plan was interrupted, so this one computes on rows that never ran: its result is ignored.
     void: bool = False
     #: Whose slots the engine is to bind first.
-    fresh: list[Sequence] = field(default_factory=list)
+    fresh: list[Sequence] = []
     #: See StepPlan.
     repeat: int = 1
     masks: TokenMasks | None = None
@@ -73,6 +71,9 @@ class Step:
 
     def dominant(self) -> str | None:
         """The request whose prefill is at least half of this step: cancelling it is worth interrupting the others."""
+        if len(self.rows) == 1:
+            row = self.rows[0]
+            return row.sequence.request_id if row.length >= _MIN_DOMINANT_ROWS else None
         longest = max(self.rows, key=lambda row: row.length)
         if longest.length < _MIN_DOMINANT_ROWS or 2 * longest.length < sum(row.length for row in self.rows):
             return None
@@ -81,17 +82,23 @@ class Step:
 
 def build_plan(step: Step, block_tables: Int32s) -> StepPlan:
     """The engine's view of `step`. Rows of `block_tables` [max_slots, pages] are copied: the plan outlives changes."""
-    rows = step.rows
-    slots = np.array([row.sequence.slot for row in rows], np.int32)
-    num_columns = max([len(row.sequence.pages) for row in rows])
+    slots, starts, lengths, samples, num_columns = [], [], [], [], 0
+    for row in step.rows:
+        slot, num_pages = row.sequence.slot, len(row.sequence.pages)
+        num_columns = num_pages if num_pages > num_columns else num_columns
+        slots.append(slot)
+        starts.append(row.start)
+        lengths.append(row.length)
+        samples.append(row.sample)
+    by_row = np.array((slots, starts, lengths), np.int32)
     return StepPlan(
         step_id=step.step_id,
-        slots=slots,
-        starts=np.array([row.start for row in rows], np.int32),
-        lengths=np.array([row.length for row in rows], np.int32),
-        sample=np.array([row.sample for row in rows], np.bool_),
-        tokens=_gather_tokens(rows),
-        block_tables=block_tables[slots, :num_columns],
+        slots=by_row[0],
+        starts=by_row[1],
+        lengths=by_row[2],
+        sample=np.array(samples, np.bool_),
+        tokens=_gather_tokens(step.rows),
+        block_tables=_copy_rows(block_tables[:, :num_columns], slots),
         layer_begin=step.layer_begin,
         layer_end=step.layer_end,
         residual=None if step.chunk is None else step.chunk.residual,
@@ -103,6 +110,14 @@ def build_plan(step: Step, block_tables: Int32s) -> StepPlan:
         repeat=step.repeat,
         masks=step.masks,
     )
+
+
+def _copy_rows(table: Int32s, rows: list[int]) -> Int32s:
+    """`table[rows]`; of one row without numpy's machinery for many."""
+    if len(rows) == 1:
+        return table[rows[0] : rows[0] + 1].copy()
+    copied: Int32s = table[rows]
+    return copied
 
 
 def _gather_tokens(rows: list[Row]) -> Int32s:
