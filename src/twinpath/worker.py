@@ -234,8 +234,7 @@ def _build_cuda(settings: WorkerSettings, report: Report, on_loss: OnLoss | None
     if settings.engine.tensor_parallel_size == 1:
         from twinpath.engine.cuda.load import open_cuda
 
-        # A server with lanes failed on a card with these kernels, in its calibration; the cause is not known yet.
-        engine = open_cuda(settings.engine, *size, report, few_rows=settings.scheduler.lanes == "off")
+        engine = open_cuda(settings.engine, *size, report)
         return engine, engine.facts
     from twinpath.engine.cuda.rank_load import open_ranks
 

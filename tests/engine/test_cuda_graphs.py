@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -57,13 +59,8 @@ class PlainStep:
         b.logits[:batch] = self._forward.logits(every, residual)
 
 
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> CudaEngine:
-    def capture(run: Callable[[], None], _: object) -> Replay:
-        run()
-        return Replay(run)
-
-    monkeypatch.setattr(graphs, "_capture", capture)
+def captured_engine(monkeypatch: pytest.MonkeyPatch, capture: Callable[[Callable[[], None]], Replay]) -> CudaEngine:
+    monkeypatch.setattr(graphs, "_capture", lambda run, _: capture(run))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     spec, weights = poisoned_model()
     packed = pack_weights(spec, weights, torch.device("cpu"), torch.float32, spec.max_position)
@@ -81,6 +78,15 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> CudaEngine:
 
 
 @pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> CudaEngine:
+    def capture(run: Callable[[], None]) -> Replay:
+        run()
+        return Replay(run)
+
+    return captured_engine(monkeypatch, capture)
+
+
+@pytest.fixture
 def right() -> dict[int, list[int]]:
     """Without graphs."""
     spec, weights = poisoned_model()
@@ -95,6 +101,14 @@ def right() -> dict[int, list[int]]:
 
 def sampling(slot: int) -> dict[str, object]:
     return SAMPLED if slot == 1 else {}
+
+
+def test_the_engine_keeps_what_its_graphs_stand_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured graph holds addresses, no objects. On a card the step's memory had gone to the next long prefill."""
+    engine = captured_engine(monkeypatch, lambda run: Replay(lambda: None))
+    step = weakref.ref(engine.__dict__.pop("step"))
+    gc.collect()
+    assert step() is not None
 
 
 def test_captured_prefill_and_decode_say_the_same(engine: CudaEngine, right: dict[int, list[int]]) -> None:

@@ -73,10 +73,9 @@ class CudaEngine:
         max_rows, max_picks = aligned(options.max_step_tokens), aligned(options.max_slots)
         forward = Forward(weights, kv, operations, max_rows, max_picks, tiling, library)
         num_tiles = max_rows // rows_per_tile(forward.shape, tiling) + max_picks
-        if options.few_rows:
-            forward.paged = make_paged(weights, kv, options, forward.shape, num_tiles)
-            if options.kernels == "triton" and not options.batch_invariant and weights.shard.is_whole:
-                forward.stream_products()
+        forward.paged = make_paged(weights, kv, options, forward.shape, num_tiles)
+        if options.kernels == "triton" and not options.batch_invariant and weights.shard.is_whole:
+            forward.stream_products()
         launcher = StepLauncher(forward, operations, tables, self._info, tiling)
         if options.graphs:
             from twinpath.engine.cuda.decode import DecodeStep  # needs Triton, which a CPU may lack

@@ -58,6 +58,9 @@ class StepGraphs:
 
     decode: dict[int, DecodeGraphs]
     prefill: dict[int, PrefillGraphs]
+    #: Whose buffers and tensor maps the decode graphs use. A graph knows addresses only: were the step forgotten, the
+    #: allocator would give its memory to a long prefill, and the next decode step would run on what that left.
+    step: DecodeStep | None
 
     def decode_tier(self, num_rows: int) -> int | None:
         return next((tier for tier in self.decode if tier >= num_rows), None)
@@ -93,7 +96,7 @@ def capture_graphs(c: Captures, step: DecodeStep | None) -> StepGraphs:
     tiers = [tier for tier in DECODE_TIERS if tier <= enough]
     decode = {tier: _capture_decode(c, step, tier, pool) for tier in tiers} if step is not None else {}
     rows = [tier for tier in PREFILL_TIERS if tier <= c.info.max_step_tokens]
-    return StepGraphs(decode, {tier: _capture_prefill(c, tier, pool) for tier in rows})
+    return StepGraphs(decode, {tier: _capture_prefill(c, tier, pool) for tier in rows}, step)
 
 
 def _capture_decode(c: Captures, step: DecodeStep, tier: int, pool: Pool) -> DecodeGraphs:

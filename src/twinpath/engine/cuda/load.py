@@ -36,8 +36,6 @@ def open_cuda(
     step_tokens: Callable[[int], int],
     report: Report,
     ranks: RankGroup | None = None,
-    *,
-    few_rows: bool = True,
 ) -> CudaEngine:
     """Load the model `config` names, on the current card.
 
@@ -45,7 +43,6 @@ def open_cuda(
         step_tokens: most tokens of one step, from the window in tokens.
         report: called with (done, total, what) as tensors arrive on the device.
         ranks: with whom the model is shared; this rank loads its part of it.
-        few_rows: see `CudaOptions`.
 
     Raises:
         UserError: no usable CUDA device, or the model (or its KV) does not fit it.
@@ -74,7 +71,6 @@ def open_cuda(
         max_step_tokens=step_tokens(window),
         graphs=dtype != torch.float32,
         batch_invariant=config.batch_invariant,
-        few_rows=few_rows,
     )
     try:
         began_s = time.perf_counter()

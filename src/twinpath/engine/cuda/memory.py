@@ -40,8 +40,6 @@ class CudaOptions:
     depth: int = 2
     #: A row's logits do not depend, bit for bit, on its batch, on how its prompt was cut, on what was cached: slower.
     batch_invariant: bool = False
-    #: Our own products and attention for few rows, where card and model allow.
-    few_rows: bool = True
     #: Ranks that share the model meet inside the persistent step. Off until it has run on two cards: the chain serves.
     shared_persistent: bool = False
 
