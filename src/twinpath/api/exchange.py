@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from os import urandom
 from time import monotonic
 from typing import cast
 
 from starlette.types import Scope
 
 from twinpath.api.envelope import Headers
-from twinpath.api.headers import header
+from twinpath.api.headers import header, request_id
 from twinpath.api.identity import Caller
 from twinpath.api.turn import TurnStats
-
-#: An id that is safe to echo and to log: printable ASCII without the quote that would end a log field.
-_SANE_ID = re.compile(rb"[!#-~]{1,128}")
 
 
 @dataclass(slots=True)
@@ -43,11 +38,11 @@ class Exchange:
 
     @staticmethod
     def begin(scope: Scope) -> Exchange:
-        """A sane X-Request-ID is the client's to choose; anything else gets a new one. Engine ids are always ours."""
-        offered = header(scope, b"x-request-id")
-        request_id = offered.decode() if _SANE_ID.fullmatch(offered) else f"req_{urandom(16).hex()}"
-        exchange = Exchange(request_id=request_id, method=scope["method"], path=scope["path"])
-        exchange.headers.append((b"x-request-id", request_id.encode()))
+        """With the client's own request id where it is a sane one. Engine ids are always ours."""
+        exchange = Exchange(
+            request_id=request_id(header(scope, b"x-request-id")), method=scope["method"], path=scope["path"]
+        )
+        exchange.headers.append((b"x-request-id", exchange.request_id.encode()))
         scope.setdefault("state", {})["exchange"] = exchange
         return exchange
 

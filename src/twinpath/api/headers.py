@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from os import urandom
+
 from starlette.types import Scope
+
+#: An id that is safe to echo and to log: printable ASCII without the quote that would end a log field.
+_SANE_ID = re.compile(rb"[!#-~]{1,128}")
 
 
 def header(scope: Scope, name: bytes) -> bytes:
@@ -11,3 +17,8 @@ def header(scope: Scope, name: bytes) -> bytes:
         if key == name:
             return bytes(value)
     return b""
+
+
+def request_id(offered: bytes) -> str:
+    """A sane X-Request-ID is the client's to choose; anything else gets a new one."""
+    return offered.decode() if _SANE_ID.fullmatch(offered) else f"req_{urandom(16).hex()}"

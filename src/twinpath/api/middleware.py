@@ -12,6 +12,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twinpath.api.body import ClientGone
+from twinpath.api.cors import OriginRule
 from twinpath.api.deadlines import promise_headers
 from twinpath.api.envelope import envelope_on, error_headers, internal_error
 from twinpath.api.exchange import Exchange
@@ -56,15 +57,14 @@ class Cors:
 
     def __init__(self, app: ASGIApp, *, allowed_origins: tuple[str, ...]) -> None:
         self._app = app
-        self._any = "*" in allowed_origins
-        self._allowed = frozenset(origin.encode() for origin in allowed_origins)
+        self._rule = OriginRule(allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         exchange = Exchange.of(scope)
-        exchange.headers += self._headers(header(scope, b"origin"))
+        exchange.headers += self._rule.headers(header(scope, b"origin"))
         if scope["method"] != "OPTIONS":
             await self._app(scope, receive, send)
             return
@@ -80,16 +80,6 @@ class Cors:
         ]
         await send({"type": "http.response.start", "status": 204, "headers": headers})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _headers(self, origin: bytes) -> list[tuple[bytes, bytes]]:
-        exposed = (
-            b"access-control-expose-headers",
-            b"x-request-id, retry-after, x-twinpath-lane, x-twinpath-predicted-ttft-ms",
-        )
-        if self._any:
-            return [(b"access-control-allow-origin", b"*"), exposed]
-        vary = (b"vary", b"origin")
-        return [(b"access-control-allow-origin", origin), exposed, vary] if origin in self._allowed else [vary]
 
 
 class Errors:

@@ -10,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import socket
 from http import HTTPStatus
-from os import urandom
 from typing import cast
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from twinpath.api.envelope import envelope
+from twinpath.api.cors import OriginRule
+from twinpath.api.refusal import refusal, unread_head
 from twinpath.errors import Overloaded, RequestError
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 200
 #: From a request's first byte to the end of its headers.
 HEADER_TIMEOUT_S = 30.0
+#: Requests that may wait on a connection for the answer of the one before.
+MAX_PIPELINED = 16
 
 
 class _HeadTooLarge(ValueError):
@@ -31,14 +33,19 @@ class _HeadTooLarge(ValueError):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. `max_connections` is set by `bounded_protocol`; every refused connection hears a 503 first."""
+    """One connection. The first three are set by `bounded_protocol`; every refused connection hears a 503 first."""
 
     max_connections = 10_000
     keepalive = True
+    origins = OriginRule()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._refusal: RequestError | None = None
+        #: The answer to a head that cannot be used, which has to wait for the answers before it.
+        self._last_words = b""
+        #: What is being answered; `cycle` is the newest, which may have to wait.
+        self._answering: RequestResponseCycle | None = None
         #: Runs while a head has begun and is not complete at the end of a read.
         self._header_timer: asyncio.TimerHandle | None = None
         self._head_is_open = False
@@ -48,18 +55,22 @@ class BoundedProtocol(HttpToolsProtocol):
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.max_connections:
-            self._refuse(_full(self.max_connections))
+            self._end_with(refusal(_full(self.max_connections), b"", (), self.origins))
             return
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
         super().connection_lost(exc)
+        if self._answering is not None and not self._answering.response_complete:
+            # uvicorn tells the newest only.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         # uvicorn does this for a clean end only; a reset connection must not keep its timer, and so itself, alive.
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._last_words:
             return
         self._unset_keepalive_if_required()
         self._num_read = len(data) + (self._num_read if self._head_is_open else 0)
@@ -69,7 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._wait_for_head()
         except (httptools.HttpParserError, _HeadTooLarge):
             self.logger.warning("Invalid HTTP request received.")
-            self.send_400_response("")
+            self._refuse_head(data)
         except httptools.HttpParserUpgrade as offer:
             # The parser takes what follows the head for another protocol's: read it again as what it is without offer.
             head, self.parser = self._head_without_offer(), httptools.HttpRequestParser(self)
@@ -103,6 +114,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if not self.keepalive and self.cycle is not None:
             self.cycle.keep_alive = False
+        if 0 < len(self.pipeline) < MAX_PIPELINED:
+            # uvicorn stops reading, and would not notice that the client leaves.
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
@@ -113,6 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         if cycle.scope["http_version"] == "1.0":
             app = _ended_by_close(cycle, app)
+        self._answering = cycle
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def _head_without_offer(self) -> bytes:
@@ -123,8 +138,10 @@ class BoundedProtocol(HttpToolsProtocol):
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(self._refusal or RequestError("The request is not valid HTTP/1.1."))
+    def on_response_complete(self) -> None:
+        if self._last_words and not self.pipeline and not self.transport.is_closing():
+            self._end_with(self._last_words)
+        super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
@@ -154,21 +171,32 @@ class BoundedProtocol(HttpToolsProtocol):
             self._header_timer.cancel()
             self._header_timer = None
 
-    def _refuse(self, error: RequestError) -> None:
-        """Answer without the app, then close."""
-        body = envelope(error)
-        retry_after = f"retry-after: {error.retry_after_s}\r\n" if error.retry_after_s is not None else ""
-        head = (
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{retry_after}"
-            f"x-request-id: req_{urandom(16).hex()}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(STATUS_LINE[error.status] + head.encode() + body)
+    def _refuse_head(self, data: bytes) -> None:
+        """Answer the head at the end of `data`, in its turn; then close."""
+        method, url, headers = unread_head(data)
+        error = self._refusal or RequestError("The request is not valid HTTP/1.1.")
+        if self._refusal is None and method and not self.url:
+            known = "this server knows GET, HEAD, POST, DELETE and OPTIONS"
+            message = f"There is no method '{method.decode()}' here: {known}."
+            error = RequestError(message, status=HTTPStatus.NOT_IMPLEMENTED)
+        words = refusal(error, self.url or url, [*self.headers, *headers], self.origins)
+        has_cycle = self.cycle is not None and self.cycle.scope is self.scope
+        waits = self._answering is not None and not self._answering.response_complete
+        if has_cycle and self.pipeline:
+            self.pipeline.popleft()
+        if waits and (self._answering is not self.cycle or not has_cycle):
+            self._last_words = words
+        else:
+            self._end_with(words)
+
+    def _end_with(self, words: bytes) -> None:
+        self.transport.write(words)
         self.transport.close()
 
 
-def bounded_protocol(*, max_connections: int, keepalive: bool) -> type[BoundedProtocol]:
+def bounded_protocol(*, max_connections: int, keepalive: bool, origins: OriginRule) -> type[BoundedProtocol]:
     """The protocol class with its limits: uvicorn builds one object per connection from a class alone."""
-    limits = {"max_connections": max_connections, "keepalive": keepalive}
+    limits = {"max_connections": max_connections, "keepalive": keepalive, "origins": origins}
     return cast(type[BoundedProtocol], type("LimitedProtocol", (BoundedProtocol,), limits))
 
 

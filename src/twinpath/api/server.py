@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
+from twinpath.api.cors import OriginRule
 from twinpath.api.listener import BACKLOG, SPARE_DESCRIPTORS
 from twinpath.api.protocol import bounded_protocol
 from twinpath.config import HttpConfig
@@ -153,7 +154,11 @@ def _uvicorn_config(app: ASGIApp, config: HttpConfig) -> uvicorn.Config:
     num_fitting = config.max_connections if soft == resource.RLIM_INFINITY else soft - SPARE_DESCRIPTORS
     return uvicorn.Config(
         app,
-        http=bounded_protocol(max_connections=min(config.max_connections, num_fitting), keepalive=config.keepalive),
+        http=bounded_protocol(
+            max_connections=min(config.max_connections, num_fitting),
+            keepalive=config.keepalive,
+            origins=OriginRule(config.allowed_origins),
+        ),
         loop="uvloop",
         ws="none",
         lifespan="on",
