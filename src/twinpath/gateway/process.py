@@ -10,7 +10,7 @@ from twinpath.config import EngineConfig, SchedulerConfig
 from twinpath.errors import EngineError
 from twinpath.gateway.launcher import EngineHandle
 from twinpath.ipc.link import Link, LinkHandler, connect_link
-from twinpath.ipc.messages import Drain, ToEngine
+from twinpath.ipc.messages import Drain
 from twinpath.ipc.settings import encode_settings
 from twinpath.spawn import SpareWorker, spawn_worker
 
@@ -22,10 +22,8 @@ class _ProcessHandle:
     def __init__(self, process: subprocess.Popen[bytes], link: Link) -> None:
         self._process = process
         self._link = link
+        self.send = link.send
         self.pid: int | None = process.pid
-
-    def send(self, message: ToEngine) -> None:
-        self._link.send(message)
 
     async def stop(self, timeout_s: float) -> None:
         self._link.send(Drain())

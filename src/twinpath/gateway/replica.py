@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from time import monotonic
 from typing import Protocol
 
-from twinpath.contracts import AnswerComplete, Clock
+from twinpath.contracts import Clock
 from twinpath.errors import InvalidRequest, Overloaded, RateLimit
+from twinpath.gateway.generation import Generation
 from twinpath.gateway.holdings import Holdings
 from twinpath.gateway.launcher import Launcher
 from twinpath.gateway.spin import Spinner
@@ -44,51 +44,10 @@ class ReplicaLike(Protocol):
     async def stop(self) -> None: ...
 
 
-class _Stream:
-    """Events of one request on their way to one reader."""
-
-    __slots__ = ("_events", "_followers", "_waiter", "complete", "ended", "started")
-
-    def __init__(self) -> None:
-        self._events: deque[Event] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._followers: list[asyncio.Future[None]] = []
-        #: The first event came.
-        self.started = False
-        #: The terminal event came.
-        self.ended = False
-        #: The reader left because it has all it wanted.
-        self.complete = False
-
-    def push(self, event: Event) -> None:
-        self._events.append(event)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def next(self) -> Event:
-        if not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._events.popleft()
-
-    async def prefilled(self) -> None:
-        """Until the request has its first token, and so its prompt's KV is there; or has ended without."""
-        if not (self.started or self.ended):
-            follower = asyncio.get_running_loop().create_future()
-            self._followers.append(follower)
-            await follower
-
-    def release_followers(self) -> None:
-        for follower in self._followers:
-            if not follower.done():
-                follower.set_result(None)
-        self._followers.clear()
-
-
 class Replica:
     """Generate over one supervised engine, with a bound on how many may wait.
 
-    Invariant: each `generate` that yields at all ends with exactly one FinishEvent or ErrorEvent, whatever the engine
+    Invariant: each generation that yields at all ends with exactly one FinishEvent or ErrorEvent, whatever the engine
     does.
     """
 
@@ -110,9 +69,9 @@ class Replica:
         self._max_waiting = max_waiting
         self._ready_timeout_s = ready_timeout_s
         self._clock = clock
-        self._spinner = Spinner(spin_s, clock)
+        self._spinner = Spinner(spin_s, clock) if spin_s else None
         self._breathe = breathe
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Generation] = {}
         #: Cancelled here, terminal event not yet seen: they still hold pages.
         self._abandoned: set[str] = set()
         self._num_started = 0
@@ -202,51 +161,57 @@ class Replica:
 
     # -------------------------------------------------------------------------------------------------- generate
 
-    async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
+    def generate(self, request: Request) -> Generation:
         """See `contracts.Generate`. Raises Overloaded (429 or 503) before its first event when it cannot be taken."""
-        await self._admit(request.request_id)
-        self._spinner.touch()
-        stream = self._streams[request.request_id] = _Stream()
+        return Generation(request, self)
+
+    async def begin(self, generation: Generation) -> None:
+        """Takes its request in, and sends it to the engine."""
+        if self._draining or self._supervisor.state is not ReplicaState.READY or self._holdings.num_computing:
+            await self._wait_for_engine()
+        request = generation.request
+        request_id, num_streams = request.request_id, len(self._streams)
+        if request_id in self._streams or request_id in self._abandoned:
+            raise InvalidRequest(f"request id {request_id!r} is in use")
+        if num_streams >= self._max_waiting and num_streams >= self._num_seats + self._max_waiting:
+            raise self._full(self._num_seats)
+        if self._spinner is not None:
+            self._spinner.touch()
+        self._streams[request_id] = generation
         if self._empty.is_set():
             self._empty.clear()
             self._quiet_since_s = self._clock()
-        submitted = False
-        try:
-            if leader := self._streams.get(request.follows):
-                await leader.prefilled()
-            if not stream.ended:
-                self._supervisor.send(Submit(request))
-                submitted = True
-                if self._breathe is not None:
-                    self._breathe()
-            while True:
-                event = await stream.next()
-                try:
-                    yield event
-                except AnswerComplete:
-                    stream.complete = True
-                    return
-                if not isinstance(event, TokensEvent | AdmittedEvent):
-                    return
-        finally:
-            if submitted and not stream.ended:
-                self._abandon(request.request_id, stream)
-            elif not stream.ended:
-                self._forget(request.request_id, stream)
-                self._note_if_empty()
+        if request.follows and (leader := self._streams.get(request.follows)):
+            await leader.prefilled()
+        if not generation.ended:
+            self._supervisor.send(Submit(request))
+            generation.submitted = True
+            if self._breathe is not None:
+                self._breathe()
 
-    async def _admit(self, request_id: str) -> None:
+    def leave(self, generation: Generation) -> None:
+        """Cancels its request; nothing when that has ended."""
+        request_id = generation.request.request_id
+        if generation.ended or self._streams.get(request_id) is not generation:
+            return
+        self._forget(request_id, generation)
+        if generation.submitted:
+            self._abandoned.add(request_id)
+            self._supervisor.send(Cancel(request_id, generation.complete))
+        else:
+            self._note_if_empty()
+
+    async def _wait_for_engine(self) -> None:
         if self._draining:
             raise Overloaded("the server is shutting down", status=503, retry_after_s=5)
-        if self._supervisor.state is not ReplicaState.READY:
-            await self._wait_ready()
+        if not await self._supervisor.wait_ready(self._ready_timeout_s):
+            raise Overloaded(f"the engine is {self._supervisor.state}", status=503, retry_after_s=2)
         if self._holdings.num_computing:
             await self._holdings.computed(self._ready_timeout_s)
-        if request_id in self._streams or request_id in self._abandoned:
-            raise InvalidRequest(f"request id {request_id!r} is in use")
-        num_seats = self.info.max_num_seqs if self.info else 0
-        if len(self._streams) >= num_seats + self._max_waiting:
-            raise self._full(num_seats)
+
+    @property
+    def _num_seats(self) -> int:
+        return self.info.max_num_seqs if self.info else 0
 
     def _full(self, num_seats: int) -> Overloaded:
         limit, info, gauges = num_seats + self._max_waiting, self.info, self.gauges
@@ -264,20 +229,11 @@ class Replica:
         )
         return error
 
-    async def _wait_ready(self) -> None:
-        if not await self._supervisor.wait_ready(self._ready_timeout_s):
-            raise Overloaded(f"the engine is {self._supervisor.state}", status=503, retry_after_s=2)
-
     def _retry_after_s(self) -> int:
         """The time in which half of those who wait will have finished, at the recent pace."""
         return max(1, min(_MAX_RETRY_AFTER_S, math.ceil(self.num_waiting / 2 * self._finish_interval_s)))
 
-    def _abandon(self, request_id: str, stream: _Stream) -> None:
-        self._forget(request_id, stream)
-        self._abandoned.add(request_id)
-        self._supervisor.send(Cancel(request_id, stream.complete))
-
-    def _forget(self, request_id: str, stream: _Stream) -> None:
+    def _forget(self, request_id: str, stream: Generation) -> None:
         del self._streams[request_id]
         self._num_started -= stream.started
         stream.ended = True
@@ -292,7 +248,8 @@ class Replica:
                 self._deliver(stream, event)
             elif not isinstance(event, TokensEvent | AdmittedEvent):
                 self._abandoned.discard(event.request_id)
-        self._note_if_empty()
+        if not self._streams:
+            self._note_if_empty()
 
     def on_answer(self, message: Answer) -> None:
         self._holdings.on_answer(message)
@@ -311,14 +268,16 @@ class Replica:
         if not self._streams and not self._abandoned:
             self._empty.set()
 
-    def _deliver(self, stream: _Stream, event: Event) -> None:
+    def _deliver(self, stream: Generation, event: Event) -> None:
         if isinstance(event, TokensEvent):
             self._quiet_since_s = self._clock()
-            self._spinner.touch()
+            if self._spinner is not None:
+                self._spinner.touch()
             if not stream.started:
                 stream.started = True
                 self._num_started += 1
-                stream.release_followers()
+                if stream.followers:
+                    stream.release_followers()
         elif not isinstance(event, AdmittedEvent):
             self._forget(event.request_id, stream)
             if isinstance(event, FinishEvent):

@@ -80,9 +80,11 @@ class _Life:
 
     def on_message(self, message: ToGateway) -> None:
         self.heard_s = self._clock()
+        if isinstance(message, Events):
+            self.progress_s = self.heard_s
+            self._supervisor.take_events(self, message)
+            return
         match message:
-            case Events():
-                self.progress_s = self.heard_s
             case Heartbeat(busy, progress, _):
                 if not busy or progress != self.progress:
                     self.progress_s = self.heard_s
@@ -175,13 +177,16 @@ class Supervisor:
         if self._handle is not None:
             self._handle.send(message)
 
+    def take_events(self, life: _Life, message: Events) -> None:
+        """As `take`, for what comes with every token."""
+        if life is self._life:
+            self._listener.on_events(message)
+
     def take(self, life: _Life, message: ToGateway) -> None:
         """A message of the engine, passed on by its `_Life`."""
         if life is not self._life:
             return
         match message:
-            case Events():
-                self._listener.on_events(message)
             case Answer():
                 self._listener.on_answer(message)
             case Heartbeat():

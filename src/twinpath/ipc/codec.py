@@ -6,7 +6,7 @@ megabyte), and macOS has no AF_UNIX SEQPACKET. The length prefix costs four byte
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -34,25 +34,24 @@ class Codec(Generic[Incoming]):
 
     def encode(self, message: object) -> bytes:
         """One frame, ready to be written."""
-        frame = bytearray(_HEADER_BYTES)
-        self._encoder.encode_into(message, frame, _HEADER_BYTES)
-        num_bytes = len(frame) - _HEADER_BYTES
-        if num_bytes > MAX_FRAME_BYTES:
-            raise FrameError(f"message of {num_bytes} bytes exceeds the limit of {MAX_FRAME_BYTES}")
-        frame[:_HEADER_BYTES] = num_bytes.to_bytes(_HEADER_BYTES, "little")
-        return bytes(frame)
+        body = self._encoder.encode(message)
+        if len(body) > MAX_FRAME_BYTES:
+            raise FrameError(f"message of {len(body)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+        return len(body).to_bytes(_HEADER_BYTES, "little") + body
 
-    def feed(self, data: bytes | memoryview) -> Iterator[Incoming]:
-        """All messages completed by `data`, which may start and end anywhere.
+    def feed(self, data: bytes | memoryview) -> Iterable[Incoming]:
+        """All messages completed by `data`, which may start and end anywhere. To be read before the next call.
 
         Raises: FrameError on an oversized or undecodable frame.
         """
-        buffer = self._buffer
         num_bytes = len(data) - _HEADER_BYTES
-        if not buffer and num_bytes >= 0 and int.from_bytes(data[:_HEADER_BYTES], "little") == num_bytes:
-            yield self._decode(data[_HEADER_BYTES:])  # Most reads are one frame.
-            return
-        buffer += data
+        if not self._buffer and num_bytes >= 0 and int.from_bytes(data[:_HEADER_BYTES], "little") == num_bytes:
+            return (self._decode(data[_HEADER_BYTES:]),)  # Most reads are one frame.
+        self._buffer += data
+        return self._frames()
+
+    def _frames(self) -> Iterator[Incoming]:
+        buffer = self._buffer
         begin = 0
         while len(buffer) - begin >= _HEADER_BYTES:
             body = begin + _HEADER_BYTES

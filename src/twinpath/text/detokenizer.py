@@ -28,7 +28,10 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """Text that `ids` complete; may be empty."""
-        data = b"".join([self._token_bytes(i) for i in ids if i not in self._skipped_ids])
+        data = bytearray()
+        for token_id in ids:  # One, nearly always.
+            if token_id not in self._skipped_ids:
+                data += self._token_bytes(token_id)
         text = self._decoder.decode(data)
         if self._strip and text:
             self._strip = False
