@@ -1,4 +1,4 @@
-"""The thread governor on a simulated machine (`governor.cpp`), and how a thread changes its core (`core.cpp`)."""
+"""The thread governor and `Welcome` on simulated machines (`*.cpp`), and how a thread changes its core (`core.cpp`)."""
 
 from __future__ import annotations
 
@@ -48,3 +48,28 @@ def test_a_thread_leaves_its_core_and_may_use_all_of_them_again(tmp_path: Path) 
     done = subprocess.run([tmp_path / "core"], capture_output=True, text=True, timeout=20, check=True)
     # The system may put it back between the move and the look, but not each time.
     assert int(done.stdout) >= (1 if len(os.sched_getaffinity(0)) > 1 else 0)
+
+
+@pytest.fixture(scope="module")
+def welcome(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    binary = tmp_path_factory.mktemp("welcome") / "welcome"
+    compile_with(build.find_compiler(), [], [Path(__file__).with_name("welcome.cpp")], binary)
+    return binary
+
+
+@pytest.mark.parametrize(
+    ("scenario", "least_out", "most_out", "most_still"),
+    [
+        pytest.param("idle", 0, 0, 0, id="nobody-else: always in"),
+        pytest.param("gateway", 0, 0, 0, id="who takes less than half of its time does not end it"),
+        # A pause is eight times as long as the stand that it follows.
+        pytest.param("busy", 85, 90, 15, id="most of the time out where it only stands still"),
+        pytest.param("passing", 40, 60, 8, id="in again once the neighbours are gone"),
+    ],
+)
+def test_a_thread_that_gives_way_is_left_out_where_it_cannot_run(
+    welcome: Path, scenario: str, least_out: int, most_out: int, most_still: int
+) -> None:
+    done = subprocess.run([welcome, scenario], capture_output=True, text=True, timeout=20, check=True)
+    out, still = map(int, done.stdout.split())
+    assert least_out <= out <= most_out and still <= most_still

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 
 from engine.random_models import SPECS
 from native.test_step import ISAS, OTHER, PROMPT, build, ints, run
 from twinpath.errors import EngineError
+from twinpath.native.cores import usable_cores
 from twinpath.native.library import NativeLibrary
 from twinpath.native.model import NativeModel, NativeSlice, PausedAt
 from twinpath.types import Float32s
@@ -103,6 +108,29 @@ def test_only_outputs_are_left_to_the_slice_when_there_was_time(library: NativeL
         if num_steps % 50 == 0:
             outcome = go_on(model, piece, PROMPT, PAGES, resume=True)
     assert isinstance(outcome, tuple) and piece.call is None
+    np.testing.assert_array_equal(outcome[0], right)
+    model.close_slice(piece)
+
+
+def test_a_slice_gets_on_beside_processes_that_want_all_cores(library: NativeLibrary) -> None:
+    """The thread that goes on gives way to everybody; what it holds would stand still for seconds."""
+    model = build(library, threads=2)
+    right = run(model, [(0, PROMPT, PAGES)])[0]
+    stranger = run(model, [(0, OTHER, OTHERS)])[0]
+    piece = model.open_slice()
+    with ExitStack() as stack:
+        for _ in range(usable_cores()):
+            script = "print(flush=True)\nwhile True: pass"
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE))
+            stack.callback(busy.kill)
+            assert busy.stdout is not None and busy.stdout.readline()
+        outcome: tuple[Float32s, Float32s] | PausedAt | None = go_on(model, piece, PROMPT, PAGES, resume=False)
+        for _ in range(MOST_CALLS):
+            if not isinstance(outcome, PausedAt):
+                break
+            np.testing.assert_array_equal(run(model, [(0, OTHER, OTHERS)], beside=piece)[0], stranger)
+            outcome = go_on(model, piece, PROMPT, PAGES, resume=True, budget_ms=1.0)
+    assert isinstance(outcome, tuple)
     np.testing.assert_array_equal(outcome[0], right)
     model.close_slice(piece)
 

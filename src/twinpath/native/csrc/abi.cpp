@@ -114,14 +114,16 @@ TP_EXPORT int32_t tp_step(void* handle, const tp::StepArgs* args) {
 
 // As tp_step on a part of the threads; the others go on with `slice`, which is paused, as in its last call: `slice_args`. They
 // do so behind the step as well, until the slice's next call, which finds its outputs left to it, or another step or slice, or
-// tp_rest; so long `slice_args` must be there.
+// tp_rest; so long `slice_args` must be there. While other processes want their processors it is tp_step on all threads.
 TP_EXPORT int32_t tp_step_beside(void* handle, const tp::StepArgs* args, const tp::StepArgs* slice_args, void* slice) {
     auto* h = static_cast<Handle*>(handle);
     if (!h->stepper) return h->fail("the model is not complete");
     const int num_beside = h->num_beside();
     if (num_beside == 0) return static_cast<int32_t>(h->stepper->run(*args, &h->error));
     if (!h->beside) h->beside = std::make_unique<tp::Beside>(*h->stepper, num_beside);
-    h->beside->start(*slice_args, static_cast<tp::Slice*>(slice));
+    if (!h->beside->start(*slice_args, static_cast<tp::Slice*>(slice))) {
+        return static_cast<int32_t>(h->stepper->run(*args, &h->error));
+    }
     return static_cast<int32_t>(h->stepper->run_beside(*args, h->stepper->pool().num_threads() - num_beside, &h->error));
 }
 

@@ -1,8 +1,15 @@
 #include "beside.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace tp {
+namespace {
+
+// The tasks of a slice take less than this: a thread that has not let go by then has lost its processor.
+constexpr int64_t kPatienceNs = 500'000;
+
+}  // namespace
 
 Beside::Beside(const Stepper& main, int num_threads) : num_threads_(num_threads), main_(main), thread_([this] { work(); }) {}
 
@@ -17,39 +24,45 @@ Beside::~Beside() {
     thread_.join();
 }
 
-void Beside::start(const StepArgs& args, Slice* slice) {
-    kept_off_ = keep_off_this_core(thread_, kept_off_);
-    if (has(slice)) return;
-    stop();
-    wait(INT64_MAX);
-    slice->begin_beside();
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        args_ = args;
-        args_.cancel = nullptr;  // an interrupted step is not this one
-        slice_ = slice;
+bool Beside::start(const StepArgs& args, Slice* slice) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (slice_ == slice && is_stopping_) return false;
+    if (slice_ && slice_ != slice) {
+        lock.unlock();
+        stop();
+        wait(INT64_MAX);
+        lock.lock();
     }
+    if (!slice_ && welcome_.is_out(now_ns())) return false;
+    kept_off_ = keep_off_this_core(thread_, kept_off_);
+    if (slice_) return true;
+    slice->begin_beside();
+    args_ = args;
+    args_.cancel = nullptr;  // an interrupted step is not this one
+    slice_ = slice;
+    is_stopping_ = false;
+    lock.unlock();
     wake_.notify_all();
-}
-
-bool Beside::has(const Slice* slice) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return slice_ == slice;
+    return true;
 }
 
 void Beside::stop() {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (slice_) slice_->stop();
+    if (!slice_) return;
+    is_stopping_ = true;
+    slice_->stop();
 }
 
 bool Beside::wait(int64_t timeout_ns) {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto is_free = [this] { return slice_ == nullptr; };
-    if (timeout_ns == INT64_MAX) {
-        let_go_.wait(lock, is_free);
-        return true;
-    }
-    return let_go_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), is_free);
+    if (let_go_.wait_for(lock, std::chrono::nanoseconds(std::min(timeout_ns, kPatienceNs)), is_free)) return true;
+    if (timeout_ns <= kPatienceNs) return false;
+    call_here(thread_);  // nobody runs here while we wait
+    kept_off_ = -1;
+    if (timeout_ns < INT64_MAX) return let_go_.wait_for(lock, std::chrono::nanoseconds(timeout_ns - kPatienceNs), is_free);
+    let_go_.wait(lock, is_free);
+    return true;
 }
 
 void Beside::work() {
@@ -61,8 +74,11 @@ void Beside::work() {
         if (closing_) return;
         lock.unlock();
         std::string error;
+        const int64_t begin_ns = now_ns(), begin_cpu_ns = thread_cpu_ns();
         stepper_->go_on(args_, slice_, &error);
+        const int64_t end_ns = now_ns(), ran_ns = thread_cpu_ns() - begin_cpu_ns;
         lock.lock();
+        welcome_.note(end_ns, end_ns - begin_ns, ran_ns);
         slice_ = nullptr;
         let_go_.notify_all();
     }

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "step.h"
+#include "welcome.h"
 
 namespace tp {
 
@@ -24,16 +25,15 @@ public:
     Beside(const Beside&) = delete;
     Beside& operator=(const Beside&) = delete;
 
-    // Goes on with a paused slice until stop(), or with the one it has. `args`: those of its last call, which the caller keeps
-    // until wait() is true.
-    void start(const StepArgs& args, Slice* slice);
+    // Goes on with a paused slice until stop(), or with the one it has. False: not now, because its processors are wanted by
+    // others; only that slice may still be held then. `args`: those of its last call, which the caller keeps until wait() is true.
+    bool start(const StepArgs& args, Slice* slice);
     // Returns at once: the tasks that run now are finished first.
     void stop();
-    // Until the slice is let go of, at most so long.
+    // Until the slice is let go of, at most so long. The thread may use the caller's processor meanwhile.
     bool wait(int64_t timeout_ns);
 
 private:
-    bool has(const Slice* slice);
     void work();
 
     int num_threads_;
@@ -43,7 +43,9 @@ private:
     std::condition_variable wake_, let_go_;
     StepArgs args_{};
     Slice* slice_ = nullptr;  // null: nothing to do
+    bool is_stopping_ = false;
     bool closing_ = false;
+    Welcome welcome_;
     int kept_off_ = -1;  // a processor
     std::thread thread_;
 };

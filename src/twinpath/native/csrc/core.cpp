@@ -45,6 +45,19 @@ int keep_off_this_core(std::thread& thread, int before) {
 #endif
 }
 
+void call_here(std::thread& thread) {
+#if defined(__linux__)
+    const int here = sched_getcpu();
+    if (here < 0 || here >= CPU_SETSIZE) return;
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(static_cast<size_t>(here), &only);
+    pthread_setaffinity_np(thread.native_handle(), sizeof only, &only);
+#else
+    (void)thread;
+#endif
+}
+
 void rest_only() {
 #if defined(SCHED_IDLE)
     const sched_param none{};

@@ -16,6 +16,9 @@ void leave_this_core();
 // Keeps `thread` off the processor that the caller runs on, which is `before` when nothing is to be done; returns that processor.
 int keep_off_this_core(std::thread& thread, int before);
 
+// Puts `thread` on the processor that the caller runs on, and keeps it there.
+void call_here(std::thread& thread);
+
 // From now on the calling thread, and those it starts, only run where nobody else wants to, and give way at once. For good: an
 // ordinary process may not take it back.
 void rest_only();
