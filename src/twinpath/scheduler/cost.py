@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
@@ -25,9 +24,6 @@ _FEW = 4
 _OUTLIER_RATIO = 2.5
 #: ... unless this many in a row agree: then the machine has changed.
 _OUTLIERS_IN_A_ROW = 4
-#: Ratios kept for the tail, and how many new ones make its quantile stale.
-_TAIL_WINDOW = 512
-_TAIL_REFRESH = 64
 #: A fit is done so often, each time without the steps that took so many times what the last one says.
 _FIT_ROUNDS = 4
 _LATE_RATIO = 1.25
@@ -109,9 +105,6 @@ class CostModel:
         self._strays: dict[int, int] = {}
         #: When a bucket was seen last, as `num_observed`, and how often since it was stale.
         self._seen: dict[int, tuple[int, int]] = {}
-        #: Measured / predicted of the last steps, outliers included: what a p99 is made of.
-        self._ratios: deque[float] = deque(maxlen=_TAIL_WINDOW)
-        self._tail: tuple[float, int, float] = (0.0, 0, 1.0)
 
     def predict(self, shape: StepShape) -> float:
         """Milliseconds, about the median."""
@@ -149,7 +142,6 @@ class CostModel:
         bucket = _bucket(shape)
         correction = self._corrections.get(bucket, 1.0)
         ratio = elapsed_ms / self._base(shape)
-        self._ratios.append(ratio / correction)
         self.num_observed += 1
         last, num_seen = self._seen.get(bucket, (0, 0))
         num_seen = 1 if self.num_observed - last > _STALE_STEPS else num_seen + 1
@@ -164,16 +156,6 @@ class CostModel:
         self._strays[bucket] = 0
         most = _MOST_AT_ONCE * correction if num_seen > _FEW else inf
         self._corrections[bucket] = correction + max(_GAIN, 1 / num_seen) * max(-most, min(most, ratio - correction))
-
-    def tail_ratio(self, quantile: float) -> float:
-        """Quantile of measured / predicted over the last steps; 1 before there are enough to tell."""
-        cached_quantile, at, value = self._tail
-        if cached_quantile == quantile and self.num_observed - at < _TAIL_REFRESH:
-            return value
-        ordered = sorted(self._ratios)
-        value = ordered[min(int(quantile * len(ordered)), len(ordered) - 1)] if len(ordered) >= _TAIL_REFRESH else 1.0
-        self._tail = (quantile, self.num_observed, value)
-        return value
 
     def fit(self, samples: Sequence[tuple[StepShape, float]]) -> None:
         """Least squares of relative errors over measured steps, late ones left out, no coefficient negative; forgets
@@ -202,8 +184,6 @@ class CostModel:
         self._corrections.clear()
         self._strays.clear()
         self._seen.clear()
-        self._ratios.clear()
-        self._tail = (0.0, 0, 1.0)
 
     def to_dict(self) -> dict[str, float]:
         """The coefficients, in ms; corrections are of the moment and not kept."""

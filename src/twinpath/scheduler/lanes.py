@@ -15,6 +15,7 @@ import msgspec
 from twinpath.scheduler.chunk import Chunk
 from twinpath.scheduler.cost import CostModel, StepShape, prefill_context
 from twinpath.scheduler.pacing import Pacing
+from twinpath.scheduler.reserve import Reserve
 from twinpath.scheduler.sequence import Lane, Sequence
 from twinpath.scheduler.step import Step
 
@@ -26,15 +27,12 @@ _MIN_ROWS = 4
 _MOST_LINES = 5
 #: Chunks of half the size so often in a row that are no better: those yet smaller are not either.
 _MOST_WORSE = 3
-#: Share of a period at most that is kept free for steps that take longer than predicted.
-_MAX_RESERVE = 0.15
 #: Where the engine pauses: share of the budget that prefill gets in any case, and the least time worth a plan. Who
 #: waits for a first token gets more: few periods are long for it.
 _LEAST_SHARE = {Lane.FAST: 0.35, Lane.FLEX: 0.2}
 #: Where a chunk goes on beside decode rows it gets the most of its time there.
 _LEAST_BESIDE = {Lane.FAST: 0.1, Lane.FLEX: 0.05}
 _MIN_SLICE_MS = 0.3
-_RESERVE_QUANTILE = 0.9
 #: Chunks that fill a period with so many layers at most, in steps of so many rows: what is left of it would be lost in
 #: every period until the chunk's end.
 _MOST_FILLING, _FILLING_GRAIN = 3, 256
@@ -95,6 +93,9 @@ class LanePlanner:
         self._chunk_grain = chunk_grain
         self.settings = settings
         self.pacing = Pacing() if pauses else None
+        #: Where nothing pauses.
+        self.reserve = Reserve()
+        self._gap_budget_ms: float | None = None
         self.cost = cost
         self._num_layers = num_layers
         self._max_tokens = max_tokens
@@ -128,6 +129,8 @@ class LanePlanner:
 
     def note_result(self, step: Step, elapsed_ms: float) -> None:
         """A step is done."""
+        if self.pacing is None:
+            self.reserve.note(step.shape, elapsed_ms, self._gap_budget_ms)
         if not step.shape.num_decode:
             self.note_measured(step.period, step.predicted_ms, elapsed_ms)
         elif self.pacing is not None:
@@ -156,9 +159,8 @@ class LanePlanner:
         if self.pacing is not None:
             budget_ms = self._budget_ms = self.budget_ms(decode, self.alone_ms(decode))
             return budget_ms * (1.0 - self.pacing.reserve) - alone_ms
-        budget_ms = self.budget_ms(decode, alone_ms)
-        reserve_ms = min(self.cost.tail_ratio(_RESERVE_QUANTILE) - 1.0, _MAX_RESERVE) * budget_ms
-        return budget_ms - alone_ms - max(reserve_ms, 0.0)
+        budget_ms = self._gap_budget_ms = self.budget_ms(decode, alone_ms)
+        return budget_ms * (1.0 - self.reserve.share) - alone_ms
 
     def step_ms(self, shape: StepShape, *, is_beside: bool) -> float:
         """Of a whole step, beside a chunk or alone."""

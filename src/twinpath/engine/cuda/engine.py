@@ -69,11 +69,13 @@ class CudaEngine:
         operations = replace(operations, ranks=None if ranks is None else ranks.collective)
         tables = SlotTables(options.max_slots, spec.vocab_size, max_model_len, max_pages, device)
         library = make_library(weights, options, max_model_len)
-        self._info = _describe(weights, options, max_model_len, num_pages, 1 if library is None else library.grain)
         max_rows, max_picks = aligned(options.max_step_tokens), aligned(options.max_slots)
         forward = Forward(weights, kv, operations, max_rows, max_picks, tiling, library)
         num_tiles = max_rows // rows_per_tile(forward.shape, tiling) + max_picks
         forward.paged = make_paged(weights, kv, options, forward.shape, num_tiles)
+        # Chunks of any length then attend about as fast as the library's.
+        grain = 1 if library is None or forward.paged is not None else library.grain
+        self._info = _describe(weights, options, max_model_len, num_pages, grain)
         if options.kernels == "triton" and not options.batch_invariant and weights.shard.is_whole:
             forward.stream_products()
         launcher = StepLauncher(forward, operations, tables, self._info, tiling)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from twinpath.engine.cuda.ops import Operations
+from twinpath.engine.cuda.slots import ALIGNMENT
 from twinpath.engine.cuda.weights import KvPool, PackedWeights
 from twinpath.kernels.prefill_attention.spec import AttentionTiling, KeyParts, rows_per_tile
 from twinpath.kernels.prefill_rows.spec import HeadShape, Rows
@@ -29,6 +31,8 @@ FEW_ROWS = 512
 LONG_CONTEXT = 12_288
 #: Steps of up to so many rows take `StreamedProducts`.
 STREAMED_ROWS = 128
+#: Beyond so many rows the library's choice hardly changes.
+_MOST_CHOSEN = 3072
 #: So few rows of logits are taken by a kernel of our own (the head of an 8B in 231 us, by the library in 249).
 FEW_LOGITS = 8
 
@@ -83,7 +87,8 @@ class Forward:
         num_tiles = -(-min(max_rows, FEW_ROWS) // rows_per_tile(self.shape, tiling)) + max_picks
         self._parts = KeyParts.allocate(self.shape, tiling, num_tiles, device) if tiling.shares_contexts else None
         self._streams: StreamedProducts | None = None
-        #: Takes attention of up to `FEW_ROWS` rows over from the operations, where the card and the model allow.
+        #: Takes attention over from the operations, where the card and the model allow; shares contexts among programs
+        #: for up to `FEW_ROWS` rows.
         self.paged: PagedAttention | None = None
         self._last = buffer(max_picks, spec.hidden_size)
         self.logits_buffer = buffer(max_picks, spec.vocab_size, torch.float32)
@@ -94,6 +99,17 @@ class Forward:
         from twinpath.engine.cuda.streams import make_streams  # needs Triton's binaries, which a CPU may lack
 
         self._streams = make_streams(self.weights, self._x, self._attended, self._gated)
+
+    def warm_products(self) -> None:
+        """Run the library's products for every number of rows that a step may have: it chooses a kernel by that number,
+        and the first use of one takes 10 to 20 ms, which a ready server would owe its streams."""
+        layer, most = self.weights.layers[0], len(self._x)
+        for num_rows in chain(range(ALIGNMENT, _MOST_CHOSEN, ALIGNMENT), range(_MOST_CHOSEN, most + 1, FEW_ROWS)):
+            rows = slice(min(num_rows, most))
+            self._ops.linear(self._x[rows], layer.qkv, self._qkv[rows])
+            self._ops.linear(self._attended[rows], layer.o, self._change[rows])
+            self._ops.linear(self._x[rows], layer.gate_up, self._gate_up[rows])
+            self._ops.linear(self._gated[rows], layer.down, self._change[rows])
 
     @property
     def shares_contexts(self) -> bool:
@@ -171,11 +187,11 @@ class Forward:
         spec, pages = self.weights.spec, (self._kv.k[index], self._kv.v[index])
         q, attended = self._q[:num_rows], self._attended[:num_rows]
         window, parts = spec.layer_window[index], self._parts if share else None
-        if self.paged is None or num_rows > FEW_ROWS:
+        if self.paged is None:
             self._ops.attend(q, rows, pages, attended, spec.attn_scale, window, self.shape, self._tiling, parts)
         else:
             if is_first:
-                self.paged.plan(rows.tiles)
+                self.paged.plan(rows.tiles, splits=num_rows <= FEW_ROWS)
             self.paged.attend(index, q, rows.tables, attended, pdl=pdl)
         for chunk in chunks:
             assert self.library is not None

@@ -116,9 +116,12 @@ class StepLauncher:
             self._fetch,
         )
         self._graphs = capture_graphs(captures, step)
-        if self._forward.shares_contexts:  # Every kernel is compiled before ready.
-            rows = self._views(self._shape(min(FEW_ROWS, self._info.max_step_tokens))).rows
-            self._forward.layer(0, rows, self._residual[: len(rows.tokens)], first=True, share=True)
+        # Every kernel is compiled before ready, those of steps that are not captured too.
+        for most, share in ((self._info.max_step_tokens, False), (FEW_ROWS, True)):
+            if not share or self._forward.shares_contexts:
+                rows = self._views(self._shape(min(most, self._info.max_step_tokens))).rows
+                self._forward.layer(0, rows, self._residual[: len(rows.tokens)], first=True, share=share)
+        self._forward.warm_products()
         self._scorer.warm_up(self._residual)
         padding = self._views(self._shape(1))
         self._forward.finish_layers(self._info.num_layers - 1, self._residual[: len(padding.rows.tokens)])
