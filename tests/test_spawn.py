@@ -44,7 +44,8 @@ def test_it_serves_with_the_settings_that_it_is_told(spare: SpareWorker, setting
     spare.tell(settings)
     taken = spare.take(settings)
     assert taken is not None
-    process, ours = taken
+    process, ours, bell = taken
+    bell.close()
     with ours:
         assert ready(ours).max_num_seqs == 5
     assert process.wait(TIMEOUT_S) == 0
@@ -68,7 +69,7 @@ def test_one_that_nobody_takes_ends_with_whoever_started_it(settings: str) -> No
 
 def test_one_whose_starter_is_gone_leaves(spare: SpareWorker) -> None:
     assert spare._spawned is not None
-    process, ours = spare._spawned
+    process, ours, _ = spare._spawned
     assert process.stdin is not None
     process.stdin.close()
     with ours:

@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit code: 0 after Drain or when the gateway is gone, 2 for a user's mistake, 1 for any other failure."""
     parser = argparse.ArgumentParser(prog="twinpath.worker")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--bell", type=int, help="an eventfd that rings when a message will come soon")
     parser.add_argument("--settings", required=True)
     parser.add_argument("--follow", action="store_true")
     arguments = parser.parse_args(argv)
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.follow:
         _follow(arguments.fd, decode_settings(arguments.settings))
         return 0
-    channel = SocketChannel(socket.socket(fileno=arguments.fd))
+    channel = SocketChannel(socket.socket(fileno=arguments.fd), arguments.bell)
     settings = arguments.settings
     if settings == LATER:
         settings = read_settings()
@@ -111,6 +112,7 @@ def _serve(settings: WorkerSettings, channel: SocketChannel, heartbeat: Heartbea
     limits = scheduler.limits
     channel.spin_s = settings.engine.spin_s or 0.0
     loop = EngineLoop(engine, scheduler, channel, constraints=constraints, spins=channel.spin_s > 0.0)
+    channel.on_bell = loop.rehearse
     heartbeat.source = watch_stalls(loop, settings.scheduler.trace_stalls_ms)
     if settings.engine.kind != "scripted":  # A script's answers are for its requests.
         loop.warm_up()

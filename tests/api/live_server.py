@@ -77,6 +77,7 @@ class LiveServer:
         self.url = f"http://127.0.0.1:{self.port}"
         #: For plain calls; a client of its own is for cases about connections.
         self.http = self.client()
+        self.num_expected = 0
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="live-server", daemon=True)
@@ -107,7 +108,7 @@ class LiveServer:
         self.replica = Replica(launcher, max_waiting=scheduler.max_waiting)
         await self.replica.start()
         app = build_app(self.config, text, self.replica, stall_s=self.setup.stall_s)
-        self.server = StoppableServer(app, self.config.http, drain=self.replica.drain)
+        self.server = StoppableServer(app, self.config.http, drain=self.replica.drain, expect=self._expect)
         try:
             serving = asyncio.create_task(self.server.serve([self._listener]))
             while not (self.server.started or serving.done()):
@@ -116,6 +117,10 @@ class LiveServer:
             await serving
         finally:
             await self.replica.stop()
+
+    def _expect(self) -> None:
+        self.num_expected += 1
+        self.replica.expect()
 
     def close(self) -> None:
         self.http.close()

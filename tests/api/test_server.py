@@ -301,3 +301,12 @@ def test_full_queues_are_429_with_retry_after() -> None:
         running.close()
         waiting.close()
         server.wait_until(server.is_idle, "both are gone")
+
+
+def test_a_request_with_a_body_is_expected_from_its_first_bytes_on() -> None:
+    with live_server(Setup()) as server:
+        assert server.http.get("/health").status_code == 200 and server.num_expected == 0
+        body = {"messages": [{"role": "user", "content": "go"}]}
+        for number in range(1, 3):
+            assert server.http.post(CHAT, json=body).status_code == 200
+            assert server.num_expected == number

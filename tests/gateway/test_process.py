@@ -51,6 +51,21 @@ async def test_serves_and_leaves_no_process_and_no_descriptor(tmp_path: Path) ->
         await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 1)  # The event loop's own may come late.
 
 
+async def test_an_engine_that_expects_requests_serves_them_and_may_wait_in_vain(tmp_path: Path) -> None:
+    async with running(process_launcher(tmp_path)) as replica:
+        for number in range(5):
+            replica.expect()
+            await assert_serves(replica, f"r{number}")
+            replica.expect()
+        before = replica.gauges
+        replica.expect()
+        await until(lambda: replica.gauges is not before)  # A heartbeat later.
+        assert replica.gauges.steps and replica.gauges.prefix_queries == 5 * len(
+            make_request("r", "anything").prompt_ids
+        )
+    replica.expect()  # It is gone.
+
+
 @pytest.mark.parametrize(
     ("cue", "ending"),
     [

@@ -49,6 +49,8 @@ class WordsOnly:
     def send(self, message: ToEngine) -> None:
         self.sent.append(message)
 
+    def ring(self) -> None: ...
+
     async def stop(self, timeout_s: float) -> None:
         await self.kill()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator
 
@@ -132,3 +133,32 @@ def test_a_frame_cut_by_the_end_of_the_stream_is_the_end_of_the_stream() -> None
     with pytest.raises(ChannelClosed, match="end of stream"):
         channel.receive()
     channel.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="no eventfd here")
+async def test_a_bell_is_heard_where_receive_waits_and_ends_no_wait() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    bell = os.eventfd(0, os.EFD_NONBLOCK)
+    link, channel = await connect_link(ours, Listener()), SocketChannel(theirs, bell)
+    heard = 0
+
+    def on_bell() -> None:
+        nonlocal heard
+        heard += 1
+        link_loop.call_soon_threadsafe(link.send, Cancel(f"r{heard}"))
+
+    link_loop = asyncio.get_running_loop()
+    async with asyncio.timeout(TIMEOUT_S):
+        os.eventfd_write(bell, 1)
+        assert await asyncio.to_thread(channel.receive, 0.01) is None  # Nobody listens, no message comes.
+        channel.on_bell = on_bell
+        for number in range(1, 4):
+            waiting = asyncio.create_task(asyncio.to_thread(channel.receive))
+            os.eventfd_write(bell, 1)
+            assert await waiting == Cancel(f"r{number}")
+    assert heard == 3
+    assert channel.receive(0.0) is None
+    link.close()
+    channel.close()
+    with pytest.raises(OSError, match="descriptor"):
+        os.eventfd_write(bell, 1)

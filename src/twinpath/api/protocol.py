@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import cast
 
@@ -33,11 +34,13 @@ class _HeadTooLarge(ValueError):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. The first three are set by `bounded_protocol`; every refused connection hears a 503 first."""
+    """One connection. The first four are set by `bounded_protocol`; every refused connection hears a 503 first."""
 
     max_connections = 10_000
     keepalive = True
     origins = OriginRule()
+    #: Told when the first bytes of a request with a body are there: what it needs can wake up meanwhile.
+    expect: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -72,6 +75,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing() or self._last_words:
             return
+        if self.expect is not None and data.startswith(b"POST"):
+            self.expect()
         self._unset_keepalive_if_required()
         self._num_read = len(data) + (self._num_read if self._head_is_open else 0)
         try:
@@ -194,9 +199,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded_protocol(*, max_connections: int, keepalive: bool, origins: OriginRule) -> type[BoundedProtocol]:
+def bounded_protocol(
+    *, max_connections: int, keepalive: bool, origins: OriginRule, expect: Callable[[], None] | None = None
+) -> type[BoundedProtocol]:
     """The protocol class with its limits: uvicorn builds one object per connection from a class alone."""
     limits = {"max_connections": max_connections, "keepalive": keepalive, "origins": origins}
+    if expect is not None:
+        limits["expect"] = staticmethod(expect)
     return cast(type[BoundedProtocol], type("LimitedProtocol", (BoundedProtocol,), limits))
 
 

@@ -53,9 +53,11 @@ class StoppableServer(uvicorn.Server):
         drain: Drain | None = None,
         tick: Tick | None = None,
         beside: Beside | None = None,
+        expect: Callable[[], None] | None = None,
     ) -> None:
-        """`beside`: another protocol's server, which is drained and ended with this one."""
-        super().__init__(_uvicorn_config(app, config))
+        """`beside`: another protocol's server, which is drained and ended with this one. `expect` is told that a
+        request is being read."""
+        super().__init__(_uvicorn_config(app, config, expect))
         self._beside = beside
         self._tick = tick
         self._http = config
@@ -149,7 +151,7 @@ async def _all_of(tasks: set[asyncio.Task[None]]) -> None:
         await asyncio.wait(list(tasks))
 
 
-def _uvicorn_config(app: ASGIApp, config: HttpConfig) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, config: HttpConfig, expect: Callable[[], None] | None) -> uvicorn.Config:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_fitting = config.max_connections if soft == resource.RLIM_INFINITY else soft - SPARE_DESCRIPTORS
     return uvicorn.Config(
@@ -158,6 +160,7 @@ def _uvicorn_config(app: ASGIApp, config: HttpConfig) -> uvicorn.Config:
             max_connections=min(config.max_connections, num_fitting),
             keepalive=config.keepalive,
             origins=OriginRule(config.allowed_origins),
+            expect=expect,
         ),
         loop="uvloop",
         ws="none",

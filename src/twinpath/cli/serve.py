@@ -146,7 +146,9 @@ async def serve(
         tracer = trace_stalls(config.scheduler.trace_stalls_ms)
         entrance = build_entrance(config, text, replica, tracer=tracer)
         rpc = await start_rpc(entrance, config.http)
-        server = StoppableServer(entrance.app, config.http, drain=replica.drain, tick=collector.tick, beside=rpc)
+        server = StoppableServer(
+            entrance.app, config.http, drain=replica.drain, tick=collector.tick, beside=rpc, expect=replica.expect
+        )
         collector.start()
         serving = asyncio.create_task(server.serve([listener]))
         await view.follow_load(replica, starting, serving)

@@ -18,6 +18,10 @@ class EngineHandle(Protocol):
 
     def send(self, message: ToEngine) -> None: ...
 
+    def ring(self) -> None:
+        """A request is coming: be awake when it is there. Any number of times, and without need."""
+        ...
+
     async def stop(self, timeout_s: float) -> None:
         """Ask it to leave (Drain), wait up to `timeout_s`, then `kill` and wait."""
         ...

@@ -26,6 +26,9 @@ class _LocalHandle:
     def send(self, message: ToEngine) -> None:
         self._link.send(message)
 
+    def ring(self) -> None:
+        """Threads of one process share its caches."""
+
     async def stop(self, timeout_s: float) -> None:
         self._link.send(Drain())
         await asyncio.to_thread(self._thread.join, timeout_s)

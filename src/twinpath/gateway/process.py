@@ -12,17 +12,18 @@ from twinpath.gateway.launcher import EngineHandle
 from twinpath.ipc.link import Link, LinkHandler, connect_link
 from twinpath.ipc.messages import Drain
 from twinpath.ipc.settings import encode_settings
-from twinpath.spawn import SpareWorker, spawn_worker
+from twinpath.spawn import Bell, SpareWorker, spawn_worker
 
 #: A killed process that has not gone after this hangs in the kernel; we stop waiting and leave it to init.
 _KILL_TIMEOUT_S = 5.0
 
 
 class _ProcessHandle:
-    def __init__(self, process: subprocess.Popen[bytes], link: Link) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], link: Link, bell: Bell) -> None:
         self._process = process
         self._link = link
-        self.send = link.send
+        self._bell = bell
+        self.send, self.ring = link.send, bell.ring
         self.pid: int | None = process.pid
 
     async def stop(self, timeout_s: float) -> None:
@@ -33,6 +34,7 @@ class _ProcessHandle:
     async def kill(self) -> str:
         self._process.kill()
         self._link.close()
+        self._bell.close()
         return _describe(await self._wait(_KILL_TIMEOUT_S))
 
     async def _wait(self, timeout_s: float) -> int | None:
@@ -52,10 +54,10 @@ class ProcessLauncher:
     async def launch(self, handler: LinkHandler) -> EngineHandle:
         told = self._spare.take(self._settings) if self._spare else None
         try:
-            process, ours = told or spawn_worker(self._settings)
+            process, ours, bell = told or spawn_worker(self._settings)
         except OSError as error:
             raise EngineError(f"cannot start the engine process: {error}") from None
-        return _ProcessHandle(process, await connect_link(ours, handler))
+        return _ProcessHandle(process, await connect_link(ours, handler), bell)
 
 
 def _describe(exit_code: int | None) -> str:

@@ -189,6 +189,11 @@ class Replica:
             if self._breathe is not None:
                 self._breathe()
 
+    def expect(self) -> None:
+        """A request is being read: an engine that sleeps is woken meanwhile."""
+        if not self._streams:
+            self._supervisor.ring()
+
     def leave(self, generation: Generation) -> None:
         """Cancels its request; nothing when that has ended."""
         request_id = generation.request.request_id

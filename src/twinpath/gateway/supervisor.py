@@ -177,6 +177,11 @@ class Supervisor:
         if self._handle is not None:
             self._handle.send(message)
 
+    def ring(self) -> None:
+        """See `EngineHandle`."""
+        if self._handle is not None:
+            self._handle.ring()
+
     def take_events(self, life: _Life, message: Events) -> None:
         """As `take`, for what comes with every token."""
         if life is self._life:

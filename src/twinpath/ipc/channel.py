@@ -7,6 +7,7 @@ import os
 import select
 import socket
 from collections import deque
+from collections.abc import Callable
 from threading import Lock
 from time import monotonic
 from typing import Protocol
@@ -17,6 +18,8 @@ from twinpath.ipc.messages import ToEngine, ToGateway
 _READ_BYTES = 256 * 1024
 #: Room for some seconds of events, so that a gateway that is busy elsewhere does not stop the step loop.
 _SOCKET_BUFFER_BYTES = 1024 * 1024
+#: How long a message that was announced is waited for without sleep.
+_COMING_S = 0.001
 
 
 class ChannelClosed(Exception):
@@ -46,14 +49,20 @@ class Channel(Protocol):
 
 
 class SocketChannel:
-    """A Channel over a connected stream socket, which it owns."""
+    """A Channel over a connected stream socket, which it owns.
 
-    def __init__(self, connection: socket.socket) -> None:
+    `bell`: an eventfd that rings when a message will come soon. `on_bell` is called where `receive` waits; then the
+    message is waited for without sleep for a while.
+    """
+
+    def __init__(self, connection: socket.socket, bell: int | None = None) -> None:
         connection.setblocking(True)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         #: A `receive` that waits looks for so long without sleeping: a sleeper is woken late, and runs cold.
         self.spin_s = 0.0
+        self.on_bell: Callable[[], None] | None = None
         self._connection = connection
+        self._bell = bell
         self._codec = engine_codec()
         self._send_lock = Lock()
         self._received: deque[ToEngine] = deque()
@@ -63,6 +72,8 @@ class SocketChannel:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._poll.register(self._wake_read, select.POLLIN)
+        if bell is not None:
+            self._poll.register(bell, select.POLLIN)
 
     def send(self, message: ToGateway) -> None:
         with self._send_lock:
@@ -95,24 +106,32 @@ class SocketChannel:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-        pipe, (self._wake_read, self._wake_write) = (self._wake_read, self._wake_write), (-1, -1)
-        for descriptor in pipe:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        descriptors = (self._wake_read, self._wake_write, self._bell)
+        self._wake_read, self._wake_write, self._bell = -1, -1, None
+        for descriptor in descriptors:
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
 
     def _wait(self, timeout_s: float | None) -> bool:
         """Until there is something to read; False after the timeout or `wake`."""
-        ready = self._spin(timeout_s) or self._poll.poll(None if timeout_s is None else timeout_s * 1e3)
+        ready = self._look(self.spin_s, timeout_s)
+        if self._bell is not None and (self._bell, select.POLLIN) in ready:
+            os.eventfd_read(self._bell)
+            if self.on_bell is not None:
+                self.on_bell()
+            ready = self._look(_COMING_S, timeout_s)
         for descriptor, _ in ready:
             if descriptor == self._wake_read:
                 os.read(self._wake_read, 1)
                 return False
         return bool(ready)
 
-    def _spin(self, timeout_s: float | None) -> list[tuple[int, int]]:
-        if not self.spin_s:
-            return []
-        end_s = monotonic() + (self.spin_s if timeout_s is None else min(self.spin_s, timeout_s))
-        while not (ready := self._poll.poll(0)) and monotonic() < end_s:
-            pass
-        return ready
+    def _look(self, spin_s: float, timeout_s: float | None) -> list[tuple[int, int]]:
+        """What is ready, for `spin_s` without sleep."""
+        if spin_s:
+            end_s = monotonic() + (spin_s if timeout_s is None else min(spin_s, timeout_s))
+            while monotonic() < end_s:
+                if ready := self._poll.poll(0):
+                    return ready
+        return self._poll.poll(None if timeout_s is None else timeout_s * 1e3)

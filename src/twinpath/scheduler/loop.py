@@ -15,6 +15,7 @@ from twinpath.scheduler.gauges import deadline_gauges, memory_gauges
 from twinpath.scheduler.grammars import GrammarQueue
 from twinpath.scheduler.holdings import Holdings
 from twinpath.scheduler.inbox import Inbox
+from twinpath.scheduler.rehearsal import Rehearsal
 from twinpath.scheduler.scheduler import Scheduler
 from twinpath.types import ErrorEvent, Event, Request, StepResult
 
@@ -70,6 +71,7 @@ class EngineLoop:
         self._num_planned_tokens, self._num_watched_tokens = 0, _LONG_STEP_TOKENS
         self._num_turns = 0
         self._closing = False
+        self._rehearsal = Rehearsal(engine.info, scheduler.limits)
         #: Told whenever the loop begins to work and to wait, if anybody wants to know.
         self.beat: Beat | None = None
 
@@ -105,6 +107,11 @@ class EngineLoop:
         for event in events:
             if isinstance(event, ErrorEvent):
                 raise EngineError(f"the first forward failed: {event.message}")
+
+    def rehearse(self) -> None:
+        """A request is coming: called where somebody waits for messages, the loop or its second thread."""
+        if not self._scheduler.num_outstanding:
+            self._rehearsal.run()
 
     def heartbeat(self) -> Heartbeat:
         """What the watchdog wants to know; called from the heartbeat thread."""
@@ -208,6 +215,7 @@ class EngineLoop:
 
     def _prepare(self) -> ToEngine | None:
         """Let the engine get ready until a message comes."""
+        self._rehearsal.end()
         message = None
         while message is None and self._engine.prepare():
             message = self._inbox.take()
