@@ -6,12 +6,16 @@ Where nothing else is said a decode step alone takes 2 ms, and a chunk of 64 row
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from scheduler.stepping import Bench, make_request
 from twinpath.engine.scripted import END_ID, Script
 from twinpath.kv import PrefixKeys
 from twinpath.scheduler import Coefficients, CostModel, LaneSettings, StepShape
+from twinpath.scheduler.cost import prefill_context
+from twinpath.scheduler.curve import CurvedCost
 from twinpath.scheduler.lanes import LanePlanner
 from twinpath.scheduler.sequence import Lane, Sequence
 from twinpath.types import FinishReason, StepPlan, TokensEvent
@@ -263,6 +267,31 @@ def test_rows_beside_streams_stop_where_faster_chunks_may_begin() -> None:
     long.num_planned = 64
     ((_, length),) = planner.choose([stream], [long], []).rows
     assert length > 64
+
+
+@pytest.mark.parametrize("is_curved", [False, True])
+def test_no_chunk_has_a_better_rate_than_the_most_that_spares_looking_at_them(is_curved: bool) -> None:
+    rng = random.Random(int(is_curved))
+    num_seen = 0
+    for _ in range(300):
+        rates = [rng.choice([0.0, 1.0]) * rng.random() for _ in range(8)]
+        cost = CostModel(Coefficients(*rates, knee_rows=rng.choice([8, 32, 128])))
+        if is_curved:
+            cost = CurvedCost(cost.coefficients, [(64, 5.0), (512, 5.0 + 9 * rates[0]), (1024, 30.0)], 1e-5, 1e-6)
+        for _ in range(rng.randrange(6)):
+            sliced = StepShape(num_prefill=rng.randrange(1, 3000), layer_share=0.5)
+            cost.observe(sliced, cost.base(sliced) * rng.uniform(0.6, 1.5))
+        start, num_rows, slack_ms = rng.randrange(2000), rng.randrange(1, 3000), rng.uniform(0.1, 60.0)
+        most = cost.most_rate(start, num_rows, 3.0, slack_ms)
+        for size in {num_rows, *[rng.randrange(1, num_rows + 1) for _ in range(20)]}:
+            shape = StepShape(num_prefill=size, prefill_context=prefill_context(start, size))
+            first_ms, more_ms = cost.predict_slices(shape, 10)
+            for num_layers in range(1, 11):
+                slice_ms = first_ms + (num_layers - 1) * more_ms
+                if slice_ms <= slack_ms:
+                    num_seen += 1
+                    assert size * num_layers / 10 / (3.0 + slice_ms) <= most * (1 + 1e-9)
+    assert num_seen > 5000
 
 
 def test_short_prefill_runs_whole_while_nobody_waits_for_a_token() -> None:

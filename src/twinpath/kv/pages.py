@@ -47,6 +47,7 @@ class PagePool:
         self._pins = np.zeros(num_pages, np.int32)
         self._num_pinned = 0
         self._claims = np.zeros(num_pages, np.int32)
+        self._num_claims = 0
         self._num_kept = 0
         self._cached = np.zeros(num_pages, np.bool_)
         #: Page -> when it was released, oldest first.
@@ -128,13 +129,16 @@ class PagePool:
 
     def release(self, pages: Int32s, now_s: float = 0.0) -> None:
         """Drop one reference of each. Pass pages last first: a sequence's tail is then taken back before its head."""
+        if not len(pages):
+            return
         references = self._references[pages] - 1
-        assert not np.count_nonzero(references < 0), "a page was released more often than retained"
+        assert references.min() >= 0, "a page was released more often than retained"
         self._references[pages] = references
         left = pages[references == 0]
-        is_kept = self._claims[left] > 0
-        self._num_kept += int(np.count_nonzero(is_kept))
-        left = left[~is_kept]
+        if self._num_claims:
+            is_kept = self._claims[left] > 0
+            self._num_kept += int(np.count_nonzero(is_kept))
+            left = left[~is_kept]
         is_cached = self._cached[left]
         self._cold.update(dict.fromkeys(left[is_cached].tolist(), now_s))
         self._free += left[~is_cached].tolist()
@@ -171,6 +175,7 @@ class PagePool:
         """One more claim on each of `pages`, which are cached."""
         new: Int32s = pages[(self._claims[pages] == 0) & (self._references[pages] == 0)]
         self._claims[pages] += 1
+        self._num_claims += len(pages)
         self._num_kept += len(new)
         for page in new.tolist():
             del self._cold[page]
@@ -179,6 +184,7 @@ class PagePool:
         """Drop one claim of each; those that nobody claims or references any more become the first of the cold ones,
         the last of `pages` before all, and are returned."""
         self._claims[pages] -= 1
+        self._num_claims -= len(pages)
         left: Int32s = pages[(self._claims[pages] == 0) & (self._references[pages] == 0)]
         self._num_kept -= len(left)
         for page in left.tolist():
@@ -244,7 +250,7 @@ class PagePool:
         referenced = set(np.flatnonzero(self._references).tolist())
         kept = set(np.flatnonzero(self._claims).tolist()) - referenced
         assert (self._references >= self._pins).all() and (self._pins >= 0).all(), "more pins than references"
-        assert (self._claims >= 0).all(), "negative claims"
+        assert (self._claims >= 0).all() and self._claims.sum() == self._num_claims, "claims are miscounted"
         assert len(free) == len(self._free), "a page is free twice"
         states = (free, cold, kept, referenced)
         assert len(set().union(*states)) == sum(map(len, states)), "a page is in two states"

@@ -71,8 +71,9 @@ class PrefixCache:
     def find(self, keys: list[bytes], begin: int = 0) -> list[int]:
         """Pages of the longest known run of `keys[begin:]` from its start. They are not retained yet."""
         pages = []
+        known = self._key_to_page
         for index in range(begin, len(keys)):
-            page = self._key_to_page.get(keys[index])
+            page = known.get(keys[index])
             if page is None:
                 break
             pages.append(page)

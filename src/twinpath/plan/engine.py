@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -40,8 +41,8 @@ class SimulatedEngine:
 
     It takes the scheduler's own steps: the arrays of a plan are for those who compute. A request is known by its
     sampling seed, which is the index of its arrival. Steps run one after the other; `poll` takes the clock to the end
-    of the oldest. A step that may repeat does so until an answer ends or `until_s` is past: then the next may be
-    another one.
+    of the oldest. A step that may repeat does so until `until_s` is past: then the next may be another one. It may not
+    repeat more often than `horizon` said.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class SimulatedEngine:
             self._filler[slot] = arrival.stream.filler
             self._covered[slot] = arrival.stream.num_covered
         begin_s = self._free_at_s
-        repeats = self._fit(step.shape, min(step.repeat, self._steps_left(step)), begin_s)
+        repeats = self._fit(step.shape, step.repeat, begin_s)
         self._free_at_s = self._ends[repeats - 1]
         del self._noises[:repeats]
         self._ahead_of = None
@@ -139,21 +140,15 @@ class SimulatedEngine:
                 noises += self._draw()
             ends.append(time_s + self._cost.predict(shape) * noises[0] / 1e3)
             first = 1
+        if first == most:
+            return
         left_s, step_s = self.until_s - ends[-1], (ends[0] - time_s) / noises[0]
         end = most if left_s > (most - first) * step_s else min(first + int(left_s / step_s) + _MARGIN, most)
         while len(noises) < end:
             noises += self._draw()
         if end > first:
-            times = self._cost.predict_run(shape, range(first, end))
-            steps = [step_ms * noise / 1e3 for step_ms, noise in zip(times, noises[first:end], strict=True)]
-            ends[-1:] = accumulate(steps, initial=ends[-1])
-
-    def _steps_left(self, step: Step) -> int:
-        """Until the first answer of a decode step ends; 1 for any other step."""
-        if step.repeat == 1:
-            return 1
-        last = self._last
-        return min([last[row.sequence.slot] - row.start for row in step.rows])
+            times = map(mul, self._cost.predict_run(shape, range(first, end)), noises[first:end])
+            ends[-1:] = accumulate([time_ms / 1e3 for time_ms in times], initial=ends[-1])
 
     def _sample(self, step: Step, repeats: int) -> tuple[list[int], list[int] | Int32s]:
         """Tokens of each segment, and all of them. Remembers the rows that sampled and did not end."""
@@ -179,14 +174,14 @@ class SimulatedEngine:
             left = last[slot] - end - repeats + 1
             if left > 0:
                 num_live += 1
-                context += end + repeats
+                context += end
                 if left < steps_left:
                     steps_left = left
             else:
                 ended.append(len(tokens))
             tokens.append(filler[slot])
         if num_live and len(tokens) == len(counts):
-            self._next = StepShape(num_live, context, num_sampled=num_live), steps_left
+            self._next = StepShape(num_live, context + num_live * repeats, num_sampled=num_live), steps_left
         return counts, self._spell(tokens, ended, named, repeats)
 
     def _spell(

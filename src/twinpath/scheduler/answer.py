@@ -13,7 +13,7 @@ def tell(
     reason = None
     if (
         sequence.constraint is not None
-        or sequence.num_outputs + len(new_tokens) >= sequence.max_outputs
+        or sequence.num_known - sequence.num_prompt + len(new_tokens) >= sequence.max_outputs
         or not sequence.stop_ids.isdisjoint(new_tokens)
     ):
         new_tokens, reason = _cut(sequence, new_tokens)

@@ -102,6 +102,8 @@ class CostModel:
         #: Steps far from their prediction, that did not move it.
         self.num_outliers = 0
         self._corrections: dict[int, float] = {}
+        #: The lowest of those of slices, None: not known.
+        self._least_sliced: float | None = 1.0
         self._strays: dict[int, int] = {}
         #: When a bucket was seen last, as `num_observed`, and how often since it was stale.
         self._seen: dict[int, tuple[int, int]] = {}
@@ -121,10 +123,12 @@ class CostModel:
         c, num_decode, context, share = self.coefficients, shape.num_decode, shape.decode_context, shape.layer_share
         rows_ms, sampled_ms = c.forward + c.decode_row * num_decode, c.sampled_row * shape.num_sampled
         plan_ms, token_ms, correction = c.plan, c.decode_token, self._corrections.get(_bucket(shape), 1.0)
-        return [
-            max(plan_ms + share * (rows_ms + token_ms * (context + step * num_decode)) + sampled_ms, 1e-6) * correction
+        times = [
+            (plan_ms + share * (rows_ms + token_ms * (context + step * num_decode)) + sampled_ms) * correction
             for step in steps
         ]
+        least_ms = 1e-6 * correction
+        return times if times[0] > least_ms else [max(step_ms, least_ms) for step_ms in times]
 
     def predict_slices(self, shape: StepShape, num_layers: int) -> tuple[float, float]:
         """Of prefill rows that run through one of `num_layers` layers, and what each further layer adds."""
@@ -132,6 +136,16 @@ class CostModel:
         first_ms = max(self.coefficients.plan + layer_ms, 1e-6)
         correction = self._corrections.get(_bucket(shape, is_sliced=True), 1.0)
         return first_ms * correction, layer_ms * correction
+
+    def most_rate(self, start: int, num_rows: int, alone_ms: float, slack_ms: float) -> float:
+        """Prefill rows that get done in a millisecond at the very most, a layer of a row counted as its share of one:
+        by periods of `alone_ms` and a slice, within `slack_ms`, of at most `num_rows` rows from `start` on."""
+        if self._least_sliced is None:
+            self._least_sliced = min([1.0, *[value for bucket, value in self._corrections.items() if bucket & 1]])
+        least, plan_ms = self._least_sliced, self.coefficients.plan
+        row_ms = max(self._least_row_ms(start, num_rows), 1e-12)
+        num_done = min((slack_ms / least - plan_ms) / row_ms, num_rows)
+        return num_done / (alone_ms + least * (plan_ms + row_ms * num_done)) if num_done > 0.0 else 0.0
 
     def observe(self, shape: StepShape, elapsed_ms: float) -> None:
         """One measured step."""
@@ -141,6 +155,8 @@ class CostModel:
             self.kept.append((shape, elapsed_ms))
         bucket = _bucket(shape)
         correction = self._corrections.get(bucket, 1.0)
+        if bucket & 1:
+            self._least_sliced = None
         ratio = elapsed_ms / self._base(shape)
         self.num_observed += 1
         last, num_seen = self._seen.get(bucket, (0, 0))
@@ -182,6 +198,7 @@ class CostModel:
             kept = late < max(_LATE_RATIO, float(np.quantile(late, 0.5)))
         self.coefficients = replace(self.coefficients, **dict(zip(_FITTED, solution.tolist(), strict=True)))
         self._corrections.clear()
+        self._least_sliced = 1.0
         self._strays.clear()
         self._seen.clear()
 
@@ -211,6 +228,14 @@ class CostModel:
                 + c.prefill_token * shape.prefill_context
             )
         return layers_ms
+
+    def _least_row_ms(self, start: int, num_rows: int) -> float:
+        """Of the cheapest row in a forward of at most `num_rows` rows from `start` on."""
+        # On either side of the knee, more rows make each either cheaper or dearer: the cheapest are at an end.
+        knee_rows = min(self.coefficients.knee_rows, num_rows)
+        sizes = {num_rows, max(knee_rows, 1)}
+        rows_ms = min([self._layers_ms(StepShape(num_prefill=size)) / size for size in sizes])
+        return rows_ms + self.coefficients.prefill_token * start
 
 
 def _features(shape: StepShape, knee_rows: int) -> tuple[float, ...]:

@@ -92,6 +92,14 @@ class CurvedCost(CostModel):
         rate = self._few_rate if num_rows < self._chunk_grain else self._many_rate
         return self._rows_ms(num_rows) + rate * _attended(shape)
 
+    def _least_row_ms(self, start: int, num_rows: int) -> float:
+        sizes, times = self._sizes, self._times
+        beyond = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+        return (
+            min([beyond, *[ms / rows for rows, ms in zip(sizes, times, strict=True)]])
+            + min(self._few_rate, self._many_rate) * start
+        )
+
     def _rows_ms(self, num_rows: int) -> float:
         """Padded to the next point; beyond the last along the last two."""
         sizes, times = self._sizes, self._times

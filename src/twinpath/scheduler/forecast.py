@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from statistics import median
 
 from twinpath.scheduler.cost import CostModel, StepShape, prefill_context
 from twinpath.scheduler.rollout import work_ms
@@ -49,7 +48,9 @@ class _Bias:
 
     def follow(self, ratio: float) -> None:
         self._last.append(ratio)
-        self.value = median([*self._last, _ALL_WELL])
+        ordered = sorted([*self._last, _ALL_WELL])
+        middle = len(ordered) // 2
+        self.value = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 class _Load:

@@ -18,8 +18,8 @@ class Ghost:
         self.key = key
         self.lane = sequence.lane
         self.tpot_target_ms = sequence.tpot_target_ms
-        self.num_planned = max(sequence.num_planned, num_cached)
-        self.num_known = max(sequence.num_known, self.num_planned)
+        self.num_planned = num_planned = max(sequence.num_planned, num_cached) if num_cached else sequence.num_planned
+        self.num_known = num_known if (num_known := sequence.num_known) > num_planned else num_planned
         #: Tokens that it may still say, those being sampled left out.
         self.num_outputs_left = sequence.max_outputs - sequence.num_outputs - sequence.num_pending
         self.chunk: GhostChunk | None = None
@@ -40,10 +40,9 @@ class Ghost:
 
     def run(self, length: int) -> None:
         """`length` more rows are done; the last known one says a token."""
-        is_last = self.ends_with(length)
-        self.num_planned += length
-        if is_last:
-            self.num_known = self.num_planned
+        end = self.num_planned = self.num_planned + length
+        if end >= self.num_known:
+            self.num_known = end
             self.num_outputs_left -= 1
 
     def skip(self, num_tokens: int) -> None:
@@ -83,11 +82,12 @@ def shape_of_rows(rows: list[tuple[Ghost, int]]) -> StepShape:
     """Of a whole forward; a row of its own counts as decode, as in `Step.measure`."""
     num_decode = decode_context = num_prefill = prefill_tokens = num_sampled = 0
     for ghost, length in rows:
-        num_sampled += ghost.ends_with(length)
+        start = ghost.num_planned
+        num_sampled += start + length >= ghost.num_known
         if length == 1:
             num_decode += 1
-            decode_context += ghost.num_planned + 1
+            decode_context += start + 1
         else:
             num_prefill += length
-            prefill_tokens += prefill_context(ghost.num_planned, length)
+            prefill_tokens += prefill_context(start, length)
     return StepShape(num_decode, decode_context, num_prefill, prefill_tokens, num_sampled)

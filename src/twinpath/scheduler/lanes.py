@@ -13,10 +13,11 @@ from itertools import chain
 import msgspec
 
 from twinpath.scheduler.chunk import Chunk
-from twinpath.scheduler.cost import CostModel, StepShape, prefill_context
+from twinpath.scheduler.cost import CostModel, StepShape
 from twinpath.scheduler.pacing import Pacing
 from twinpath.scheduler.reserve import Reserve
 from twinpath.scheduler.sequence import Lane, Sequence
+from twinpath.scheduler.shapes import decode_shape, mixed_shape, rows_shape
 from twinpath.scheduler.step import Step
 
 #: Fewest rows worth a chunk of their own: below, weights are read for too little.
@@ -107,6 +108,12 @@ class LanePlanner:
         self._budget_ms: float | None = None
         self._shared_ms: float | None = None
 
+    def fork(self) -> LanePlanner:
+        """One that plans on from here without moving this one; its settings and what it learns from are shared."""
+        planner = LanePlanner.__new__(LanePlanner)
+        planner.__dict__.update(self.__dict__)
+        return planner
+
     def lane_of(self, num_uncached: int) -> Lane:
         return Lane.FLEX if num_uncached > self.settings.flex_threshold_tokens else Lane.FAST
 
@@ -144,7 +151,8 @@ class LanePlanner:
         """Of a period with these streams, whose step alone takes `alone_ms`."""
         settings = self.settings
         default = settings.itl_budget * alone_ms if settings.itl_budget_ms is None else settings.itl_budget_ms
-        return min((default if s.tpot_target_ms is None else s.tpot_target_ms for s in decode), default=default)
+        targets = [default if s.tpot_target_ms is None else s.tpot_target_ms for s in decode]
+        return min(targets, default=default)
 
     def alone_ms(self, decode: list[Sequence]) -> float:
         """From one token to the next when nothing else runs."""
@@ -195,7 +203,7 @@ class LanePlanner:
         batch = self._batch(prefill)
         if not decode and prefill[0].lane is Lane.FAST and self._prefill_ms(batch) <= self.settings.fast_step_ms:
             return Choice(batch)
-        if sum(length for _, length in batch) < _MIN_CHUNK_TOKENS:
+        if batch[0][1] < _MIN_CHUNK_TOKENS and sum([length for _, length in batch]) < _MIN_CHUNK_TOKENS:
             return Choice(_grant(prefill, self._num_mixed(alone, prefill, max(slack_ms, 0.0))[0]))
         return self._open(alone, prefill, batch, slack_ms)
 
@@ -225,15 +233,17 @@ class LanePlanner:
         num_mixed, mixed_ms = self._num_mixed(alone, prefill, slack_ms)
         if len(prefill) == 1 and 0 < (to_border := -prefill[0].num_planned % self._chunk_grain) < num_mixed:
             num_mixed = to_border  # From there chunks are cheaper, and may win.
-            mixed_ms = self._mixed_ms(alone, prefill, num_mixed)
+            mixed_ms = self._mixed_ms(alone, [(prefill[0].num_planned, prefill[0].num_plannable)], num_mixed)
         mixed, best_rate = Choice(_grant(prefill, num_mixed)), num_mixed / mixed_ms
         fits = mixed_ms <= alone.ms + slack_ms
-        if fits and num_mixed == sum(sequence.num_plannable for sequence in prefill):
+        if fits and num_mixed == sum([sequence.num_plannable for sequence in prefill]):
             return mixed
         if self.pacing is not None:
             shape = rows_shape((sequence.num_planned, length) for sequence, length in batch)
             num_layers = max(self._layers_within(shape, slack_ms)[0], 1)
             return Choice(batch, layer_end=num_layers, budget_ms=max(slack_ms, _MIN_SLICE_MS))
+        if fits and self._most_rate(alone, batch, slack_ms) < best_rate:
+            return mixed
         best, num_worse = mixed, 0
         for rows in chain(self._filling_sizes(batch, slack_ms), _chunk_sizes(batch, self._chunk_grain)):
             num_rows = sum(length for _, length in rows)
@@ -250,16 +260,21 @@ class LanePlanner:
             return Choice()
         return best
 
+    def _most_rate(self, alone: Alone, batch: list[tuple[Sequence, int]], slack_ms: float) -> float:
+        """That any chunk of these rows can have, so that most need not be looked at."""
+        start = min([sequence.num_planned for sequence, _ in batch])
+        return self.cost.most_rate(start, sum([length for _, length in batch]), alone.ms, slack_ms)
+
     def _num_mixed(self, alone: Alone, prefill: list[Sequence], slack_ms: float) -> tuple[int, float]:
         """How many prefill rows fit beside the decode rows, a few in any case; and what the step takes with them."""
         limit_ms = slack_ms + alone.ms
-        num_plannable = sum([sequence.num_plannable for sequence in prefill])
-        high = min(num_plannable, self._max_tokens - alone.shape.num_sampled)
-        high_ms = self._mixed_ms(alone, prefill, high)
+        rows = [(sequence.num_planned, sequence.num_plannable) for sequence in prefill]
+        high = min(sum([length for _, length in rows]), self._max_tokens - alone.shape.num_sampled)
+        high_ms = self._mixed_ms(alone, rows, high)
         if high <= _MIN_ROWS or high_ms <= limit_ms:
             return high, high_ms
         if slack_ms < 0.0:
-            return _MIN_ROWS, self._mixed_ms(alone, prefill, _MIN_ROWS)
+            return _MIN_ROWS, self._mixed_ms(alone, rows, _MIN_ROWS)
         # From here on `low_ms` is within the limit and `high_ms` is not.
         low, low_ms, best_ms = 0, alone.ms, 0.0
         for num_looks in range(high.bit_length() + _MOST_LINES):
@@ -269,7 +284,7 @@ class LanePlanner:
             middle = min(max(low + num_more, _MIN_ROWS), high - 1)
             if middle <= low:
                 break
-            middle_ms = self._mixed_ms(alone, prefill, middle)
+            middle_ms = self._mixed_ms(alone, rows, middle)
             if middle_ms <= limit_ms:
                 low, low_ms, best_ms = middle, middle_ms, middle_ms
             else:
@@ -278,8 +293,8 @@ class LanePlanner:
                     return high, high_ms
         return low, best_ms
 
-    def _mixed_ms(self, alone: Alone, prefill: list[Sequence], num_rows: int) -> float:
-        return self.cost.predict(_mixed_shape(alone.shape, prefill, num_rows))
+    def _mixed_ms(self, alone: Alone, prefill: list[tuple[int, int]], num_rows: int) -> float:
+        return self.cost.predict(mixed_shape(alone.shape, prefill, num_rows))
 
     def _layers_within(self, shape: StepShape, slack_ms: float) -> tuple[int, float]:
         """How many layers of these rows fit, and what they take."""
@@ -330,37 +345,6 @@ class LanePlanner:
 
     def _prefill_ms(self, rows: list[tuple[Sequence, int]]) -> float:
         return self.cost.predict(rows_shape((sequence.num_planned, length) for sequence, length in rows))
-
-
-def decode_shape(decode: list[Sequence]) -> StepShape:
-    """The few rows that each may run, the last of them sampled."""
-    num_rows = context = 0
-    for sequence in decode:
-        length = sequence.num_plannable
-        num_rows += length
-        context += sequence.num_planned + 1 if length == 1 else prefill_context(sequence.num_planned, length)
-    return StepShape(num_rows, context, num_sampled=len(decode))
-
-
-def rows_shape(rows: Iterable[tuple[int, int]]) -> StepShape:
-    """Prefill rows given as (start, length)."""
-    num_rows = context = 0
-    for start, length in rows:
-        num_rows += length
-        context += prefill_context(start, length)
-    return StepShape(num_prefill=num_rows, prefill_context=context)
-
-
-def _mixed_shape(alone: StepShape, prefill: list[Sequence], num_rows: int) -> StepShape:
-    """The decode rows of `alone` and the first `num_rows` of `prefill`."""
-    context, left = 0, num_rows
-    for sequence in prefill:
-        if left <= 0:
-            break
-        length = min(sequence.num_plannable, left)
-        context += prefill_context(sequence.num_planned, length)
-        left -= length
-    return StepShape(alone.num_decode, alone.decode_context, num_rows, context, alone.num_sampled)
 
 
 def _grant(prefill: list[Sequence], num_rows: int) -> list[tuple[Sequence, int]]:

@@ -149,7 +149,7 @@ class Memory:
             for row in rows
             if (num_pages := (row.start + num_tokens - 1) // size + 1 - len(row.sequence.pages)) > 0
         ]
-        if sum([num_pages for _, num_pages in missing]) > self.pool.num_free + self.pool.num_cold:
+        if missing and sum([num_pages for _, num_pages in missing]) > self.pool.num_free + self.pool.num_cold:
             return False
         for sequence, num_pages in missing:
             self._append_pages(sequence, num_pages)

@@ -6,7 +6,6 @@ of the queue need no formula. What is not known is left out: who comes later, an
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, field
 from math import ceil
 from typing import cast
@@ -46,7 +45,7 @@ class Rollout:
     _beat: tuple[GhostChunk | None, float, int, float] = (None, 0, 0, 0.0)
 
     def __post_init__(self) -> None:
-        self.planner = copy(self.planner)
+        self.planner = self.planner.fork()
 
     def until_first_token(self, target: Ghost, rest_ms: float = 0.0) -> float:
         """Milliseconds until `target` has run all it knows; beyond the steps played through by the rate found.
@@ -125,12 +124,12 @@ class Rollout:
         self.running = [ghost for ghost in self.running if ghost.num_outputs_left > 0 or ghost.is_prefill]
 
     def _run(self, decode: list[Ghost], rows: list[tuple[Ghost, int]], beside: GhostChunk | None = None) -> None:
-        shape = shape_of_rows([*[(ghost, ghost.num_plannable) for ghost in decode], *rows])
-        step_ms = self._pass(shape, is_beside=beside is not None)
+        short = [(ghost, ghost.num_plannable) for ghost in decode]
+        step_ms = self._pass(shape_of_rows(short + rows), is_beside=beside is not None)
         if beside is not None:
             self._go_on(beside, step_ms)
-        for ghost in decode:
-            ghost.run(ghost.num_plannable)
+        for ghost, length in short:
+            ghost.run(length)
         for ghost, length in rows:
             self.done_ms += work_ms(self.planner.cost, ghost.num_planned, length)
             ghost.run(length)

@@ -122,7 +122,8 @@ class Roster:
             sequence = row.sequence
             if row.length != 1 or not row.sample or not sequence.started or sequence.constraint is not None:
                 return 1
-            repeat = min(repeat, sequence.max_outputs - sequence.num_outputs)
+            if (num_left := sequence.max_outputs - sequence.num_known + sequence.num_prompt) < repeat:
+                repeat = num_left
         return repeat if self.memory.extend_ahead(rows, repeat) else 1
 
     def note_complete(self, request_id: str) -> None:
@@ -145,13 +146,13 @@ class Roster:
 
     def land(self, rows: list[Row]) -> None:
         """A committed plan's rows are in flight no more."""
-        page_size = self.memory.residency.page_size
+        page_size, running = self.memory.residency.page_size, Phase.RUNNING
         for row in rows:
             sequence = row.sequence
-            sequence.in_flight -= 1
+            in_flight = sequence.in_flight = sequence.in_flight - 1
             if sequence.num_computed >= (sequence.num_inserted_pages + 1) * page_size:
                 self.memory.offer_prefix(sequence)
-            if not sequence.in_flight and sequence.phase is not Phase.RUNNING:
+            if not in_flight and sequence.phase is not running:
                 self.settle(sequence)
 
     def settle(self, sequence: Sequence) -> None:

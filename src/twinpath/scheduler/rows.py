@@ -102,9 +102,10 @@ class RowPicker:
         budget, page_size = self._max_tokens, self._info.page_size
         short: list[Sequence] = []
         long: list[Sequence] = []
+        running, num_preemptions = Phase.RUNNING, self._roster.num_preemptions
         for sequence in list(self._roster.running):
             length = sequence.num_plannable
-            if sequence.phase is not Phase.RUNNING or not length:
+            if sequence.phase is not running or not length:
                 continue
             if length > SHORT_ROWS:
                 long.append(sequence)
@@ -114,8 +115,10 @@ class RowPicker:
             ):
                 short.append(sequence)
                 budget -= length
-        # Only now: whoever was preempted for their pages has no rows.
-        return [sequence for sequence in short if sequence.phase is Phase.RUNNING], long
+        if self._roster.num_preemptions != num_preemptions:
+            # Only now: whoever was preempted for their pages has no rows.
+            short = [sequence for sequence in short if sequence.phase is running]
+        return short, long
 
     def _slice(self, choice: Choice, layer_end: int) -> Picked:
         """The next layers of a chunk, or the first of a new one."""

@@ -253,13 +253,14 @@ class Scheduler:
     def _commit_rows(self, step: Step, result: StepResult, events: list[Event]) -> None:
         counts, tokens = result.counts.tolist(), result.tokens.tolist()
         is_partial = step.layer_end < self.info.num_layers or result.paused_layer is not None
+        is_run, failures, logprobs = step.repeat > 1, result.failures, result.logprobs
         begin = 0
         for index, row in enumerate(step.rows):
             end = begin + counts[index]
             new_tokens, begin = tokens[begin:end], end
             if (sequence := row.sequence).phase is Phase.DONE:
                 continue  # It stopped while this row was in flight: overrun.
-            failure = result.failures.get(index)
+            failure = failures.get(index) if failures else None
             if failure is None:
                 if is_partial:
                     continue
@@ -271,16 +272,18 @@ class Scheduler:
                 self._roster.end(sequence)
                 events.append(error)
                 continue
-            num_more = len(new_tokens) - 1 if step.repeat > 1 else 0
-            sequence.num_planned += num_more
-            sequence.num_computed = row.start + row.length + num_more
+            sequence.num_computed = row.start + row.length
+            if is_run:
+                num_more = len(new_tokens) - 1
+                sequence.num_planned += num_more
+                sequence.num_computed += num_more
             sequence.num_pending -= row.sample
             if sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
             if row.sample:
                 told = new_tokens if is_free else counted(sequence, new_tokens, self.info)
                 if told is not None:
-                    self._emit(sequence, told, result.logprobs.get(index), events)
+                    self._emit(sequence, told, logprobs.get(index) if logprobs else None, events)
             elif sequence.max_outputs == 0 and sequence.num_computed == sequence.num_known:
                 self._emit(sequence, [], None, events)
             if sequence.num_computed > sequence.num_known:
@@ -290,7 +293,7 @@ class Scheduler:
     def _emit(
         self, sequence: Sequence, new_tokens: list[int], logprobs: list[TokenLogprob] | None, events: list[Event]
     ) -> None:
-        if self.forecast is not None and not sequence.started:
+        if not sequence.started and self.forecast is not None:
             self.forecast.note_first_token(sequence, self._clock())
         event, reason = tell(sequence, new_tokens, logprobs)
         events.append(event)

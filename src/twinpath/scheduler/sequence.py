@@ -170,16 +170,16 @@ class Sequence:
         )
 
     def append(self, new_tokens: list[int]) -> None:
-        end = self.num_known + len(new_tokens)
+        begin, num_new = self.num_known, len(new_tokens)
+        end = self.num_known = begin + num_new
         if end > len(self.tokens):
             grown = np.empty(max(2 * len(self.tokens), end + _ROOM_TOKENS), np.int32)
-            grown[: self.num_known] = self.tokens[: self.num_known]
+            grown[:begin] = self.tokens[:begin]
             self.tokens = grown
-        if len(new_tokens) == 1:
-            self.tokens[end - 1] = new_tokens[0]
+        if num_new == 1:
+            self.tokens[begin] = new_tokens[0]
         else:
-            self.tokens[self.num_known : end] = new_tokens
-        self.num_known = end
+            self.tokens[begin:end] = new_tokens
 
     def history(self) -> Int32s:
         """A copy of the known tokens, for the engine to keep."""
