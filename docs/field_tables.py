@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from twinpath.api.anthropic.schemas import REFUSED_VALUES as MESSAGES_REFUSED
 from twinpath.api.normalize import NEUTRAL_VALUES
 from twinpath.api.openapi import openapi_document
-from twinpath.api.responses_api.schemas import NEUTRAL_VALUES as RESPONSES_NEUTRAL_VALUES
+from twinpath.api.responses_api.schemas import REFUSED_VALUES as RESPONSES_REFUSED
 
 PAGE = Path(__file__).with_name("fields.md")
 MODEL = "smollm2-135m"
@@ -19,9 +20,9 @@ Schema = dict[str, Any]
 ENDPOINTS: dict[str, tuple[str, Mapping[str, tuple[Any, ...]]]] = {
     "ChatCompletionRequest": ("POST /v1/chat/completions", NEUTRAL_VALUES),
     "CompletionRequest": ("POST /v1/completions", NEUTRAL_VALUES),
-    "ResponsesRequest": ("POST /v1/responses", RESPONSES_NEUTRAL_VALUES),
-    "MessagesRequest": ("POST /v1/messages", {"mcp_servers": ([],), "container": ([],)}),
-    "CountTokensRequest": ("POST /v1/messages/count_tokens", {"mcp_servers": ([],), "container": ([],)}),
+    "ResponsesRequest": ("POST /v1/responses", RESPONSES_REFUSED),
+    "MessagesRequest": ("POST /v1/messages", MESSAGES_REFUSED),
+    "CountTokensRequest": ("POST /v1/messages/count_tokens", MESSAGES_REFUSED),
     "TokenizeRequest": ("POST /tokenize", {}),
     "DetokenizeRequest": ("POST /detokenize", {}),
 }

@@ -359,7 +359,7 @@ def test_a_strict_schema_that_cannot_be_enforced_is_a_400_with_its_place(server:
     answer = server.chat("q", tools=[{"type": "function", "function": function}], stream=streamed)
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert error["param"] == "tools" and "/0/properties/a" in error["message"]
+    assert error["param"] == "tools[0].function.parameters" and "'/properties/a" in error["message"]
     # Not strict, the same is a hint.
     function["strict"] = False
     assert server.chat("q", tools=[{"type": "function", "function": function}]).status_code == 200

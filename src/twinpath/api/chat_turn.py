@@ -12,7 +12,7 @@ from twinpath.api.normalize import logprobs_of, stops_of
 from twinpath.api.response_format import answer_grammar
 from twinpath.api.schemas import ChatCompletionRequest
 from twinpath.api.tool_fields import ToolUse, tool_use
-from twinpath.api.tool_grammar import tools_grammar
+from twinpath.api.tool_grammar import schemas_named, tools_grammar
 from twinpath.api.turn import Turn
 from twinpath.text.answer import NO_TOOLS, AnswerParser
 from twinpath.types import Grammar
@@ -43,11 +43,11 @@ async def open_turns(
     exchange = Exchange.of(scope)
     num_top, stops = logprobs_of(fields), stops_of(fields)
     prompt_ids, use = await open_prompt(door, exchange, fields)
-    grammar = await _grammar(door, fields, use, prompt_ids)
+    grammar, grammar_field = await _grammar(door, fields, use, prompt_ids)
     sampling = door.sampling.params(fields, room=door.room_after(prompt_ids, param), logprobs=num_top)
     return open_choices(
         door,
-        Ask(scope, exchange, fields, stops, grammar),
+        Ask(scope, exchange, fields, stops, grammar, grammar_field),
         prompt_ids,
         sampling,
         call_id=request_id,
@@ -70,12 +70,13 @@ async def open_prompt(
 
 async def _grammar(
     door: Door, fields: ChatCompletionRequest, use: ToolUse | None, prompt_ids: list[int]
-) -> Grammar | None:
-    """Of the calls where they are bound, of `response_format`, or of one or the other. Reasoning stays free."""
+) -> tuple[Grammar | None, str]:
+    """Of the calls where they are bound, of `response_format`, or of one or the other. Reasoning stays free. And the
+    field to blame for it."""
     free_from, free_until = _reasoning_marks(door, prompt_ids)
-    answer = await answer_grammar(door, fields, free_until=free_until, free_from=free_from)
+    answer, field = await answer_grammar(door, fields, free_until=free_until, free_from=free_from)
     if use is None or not (use.is_bound or answer is not None):
-        return answer
+        return answer, field
     otherwise = None if answer is None else msgspec.structs.replace(answer, free_until="", free_from="")
     # Schemas are walked, which takes longer than decoding them did.
     num_schemas = sum(tool.parameters is not None for tool in use.callable)
@@ -84,8 +85,9 @@ async def _grammar(
         lambda: tools_grammar(use, door.text.answers, free_until=free_until, free_from=free_from, otherwise=otherwise),
     )
     if grammar is not None:
-        await door.grammars.check(grammar, "tools")
-    return grammar
+        with schemas_named(use, use.callable):
+            await door.grammars.check(grammar, use.field)
+    return grammar, use.field if use.is_bound else field
 
 
 def _reasoning_marks(door: Door, prompt_ids: list[int]) -> tuple[str, str]:

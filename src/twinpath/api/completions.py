@@ -34,8 +34,8 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = await self._door.read(scope, receive, _decoder)
-        grammar = await answer_grammar(self._door, fields)
-        ask = Ask(scope, Exchange.of(scope), fields, stops_of(fields), grammar)
+        grammar, grammar_field = await answer_grammar(self._door, fields)
+        ask = Ask(scope, Exchange.of(scope), fields, stops_of(fields), grammar, grammar_field)
         call_id = new_id("cmpl")
         async with self._door.watch(receive, send) as client:
             prompts = await self._door.prompts.completion(fields, ask.exchange.num_body_bytes)

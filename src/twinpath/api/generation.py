@@ -50,6 +50,8 @@ class Ask:
     stops: StopSet
     #: What every answer must be a word of; checked.
     grammar: Grammar | None = None
+    #: The field of the body that asks for it.
+    grammar_field: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class Door:
             weight=service.weight,
             priority=int(ask.fields.priority or 0),
         )
-        turn = Turn(request, lambda: self._transcript(ask, sampling, parser), service)
+        turn = Turn(request, lambda: self._transcript(ask, sampling, parser), service, ask.grammar_field)
         ask.exchange.turns.append(turn.stats)
         ask.exchange.engine_ids.append(request_id)
         return turn

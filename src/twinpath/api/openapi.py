@@ -8,12 +8,13 @@ import msgspec
 
 from twinpath import __version__
 from twinpath.api.anthropic.answers import MessageAnswer, TokenCount
+from twinpath.api.anthropic.schemas import REFUSED_VALUES as MESSAGES_REFUSED
 from twinpath.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from twinpath.api.envelope import ErrorEnvelope, MessagesErrorEnvelope
 from twinpath.api.normalize import NEUTRAL_VALUES
 from twinpath.api.responses import ChatCompletion, Completion, Health, ModelCard, ModelList
 from twinpath.api.responses_api.answers import DeletedResponse, ResponseBody
-from twinpath.api.responses_api.schemas import NEUTRAL_VALUES as RESPONSES_NEUTRAL_VALUES
+from twinpath.api.responses_api.schemas import REFUSED_VALUES as RESPONSES_REFUSED
 from twinpath.api.responses_api.schemas import ResponsesRequest
 from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest, Tool, ToolFunction
 from twinpath.api.sessions import SessionBody, SessionList
@@ -138,11 +139,13 @@ def _say_what_dialects_serve(schemas: dict[str, Any], model_name: str) -> None:
     """The same for the other endpoints, whose checks are those of their `convert`."""
     for struct in (ResponsesRequest, MessagesRequest, CountTokensRequest, TokenizeRequest, DetokenizeRequest):
         schemas[struct.__name__]["properties"]["model"] = {"enum": [model_name, "", None]}
-    for name, neutral in RESPONSES_NEUTRAL_VALUES.items():
-        schemas["ResponsesRequest"]["properties"][name] = {"enum": [*neutral, None], "description": _NOT_SERVED}
-    for struct in (MessagesRequest, CountTokensRequest):
-        for name in ("mcp_servers", "container"):
-            schemas[struct.__name__]["properties"][name] = {"enum": [[], None], "description": _NOT_SERVED}
+    for struct, values in (
+        (ResponsesRequest, RESPONSES_REFUSED),
+        (MessagesRequest, MESSAGES_REFUSED),
+        (CountTokensRequest, MESSAGES_REFUSED),
+    ):
+        for name, neutral in values.items():
+            schemas[struct.__name__]["properties"][name] = {"enum": [*neutral, None], "description": _NOT_SERVED}
 
 
 def _dialect_paths() -> dict[str, Any]:

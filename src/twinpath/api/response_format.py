@@ -41,23 +41,24 @@ _members = msgspec.json.Decoder(dict[str, Raw])
 
 async def answer_grammar(
     door: Door, fields: ChatCompletionRequest | CompletionRequest, *, free_until: str = "", free_from: str = ""
-) -> Grammar | None:
-    """What the answer must be a word of, known to compile; None: anything. `free_until`, `free_from`: as in `Grammar`.
+) -> tuple[Grammar | None, str]:
+    """What the answer must be a word of, known to compile (None: anything), and the field that asks for it.
+    `free_until`, `free_from`: as in `Grammar`.
 
     Raises: InvalidRequest naming the field, and of a schema the part.
     """
     asked = _asked(fields)
     if not asked:
-        return None
+        return None, ""
     if len(asked) > 1:
         raise InvalidRequest(f"'{asked[0][0]}' and '{asked[1][0]}' exclude each other.", param=asked[1][0])
     param, text = asked[0]
     grammar = await door.offload.run(int(len(text) / _SCHEMA_WEIGHT), lambda: _grammar(param, text))
     if grammar is None:
-        return None
+        return None, param
     grammar = msgspec.structs.replace(grammar, free_until=free_until, free_from=free_from)
     await door.grammars.check(grammar, param)
-    return grammar
+    return grammar, param
 
 
 def _asked(fields: ChatCompletionRequest | CompletionRequest) -> list[tuple[str, memoryview]]:

@@ -37,6 +37,8 @@ class ToolUse:
     required: bool
     #: None: no limit.
     max_calls: int | None
+    #: Of the body, where the tools came from: `tools`, or `functions`.
+    field: str = "tools"
 
     @property
     def is_bound(self) -> bool:
@@ -48,6 +50,11 @@ class ToolUse:
         """Of the arguments of those that may be called."""
         return {function.name: function.parameters or {} for function in self.callable}
 
+    def place_of(self, function: ToolFunction) -> str:
+        """Where the caller has the schema of one of `tools`."""
+        index = next(index for index, tool in enumerate(self.tools) if tool.name == function.name)
+        return f"{self.field}[{index}]{'.function' if self.field == 'tools' else ''}.parameters"
+
     def prompt_tools(self) -> list[dict[str, Any]]:
         """The tools as chat templates expect them: every key there, so that none has to ask."""
         return [{"type": "function", "function": _for_prompt(function)} for function in self.tools]
@@ -58,7 +65,7 @@ def tool_use(fields: ChatCompletionRequest) -> ToolUse | None:
 
     Raises: InvalidRequest naming the field.
     """
-    tools = _tools_of(fields)
+    tools, field = _tools_of(fields)
     mode, names, param = _choice_of(fields)
     if mode == "none" or (not tools and mode == "auto"):
         return None
@@ -69,10 +76,11 @@ def tool_use(fields: ChatCompletionRequest) -> ToolUse | None:
         raise InvalidRequest(message, param=param)
     callable_tools = tuple(tool for tool in tools if names is None or tool.name in names)
     one_only = fields.parallel_tool_calls is False or mode == "named"
-    return ToolUse(tools, callable_tools, mode != "auto", 1 if one_only else None)
+    return ToolUse(tools, callable_tools, mode != "auto", 1 if one_only else None, field)
 
 
-def _tools_of(fields: ChatCompletionRequest) -> tuple[ToolFunction, ...]:
+def _tools_of(fields: ChatCompletionRequest) -> tuple[tuple[ToolFunction, ...], str]:
+    """The tools, and the field they came from."""
     tools = _decoded(fields.tools, "tools", _tools)
     name = "tools" if tools else "functions"
     functions = [tool.function for tool in tools or ()]
@@ -87,7 +95,7 @@ def _tools_of(fields: ChatCompletionRequest) -> tuple[ToolFunction, ...]:
             raise InvalidRequest(message, param=param)
     if len({function.name for function in functions}) < len(functions):
         raise InvalidRequest(f"'{name}' holds two tools of one name.", param=name)
-    return tuple(functions)
+    return tuple(functions), name
 
 
 def _choice_of(fields: ChatCompletionRequest) -> tuple[str, tuple[str, ...] | None, str]:

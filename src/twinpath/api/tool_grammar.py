@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from twinpath.api.schemas import ToolFunction
 from twinpath.api.tool_fields import ToolUse
-from twinpath.grammar import CallForm, ToolGrammar
+from twinpath.grammar import CallForm, SchemaRefused, ToolGrammar
 from twinpath.text.answer import AnswerFormat
 from twinpath.types import Grammar
 
@@ -24,9 +25,23 @@ def tools_grammar(
     if not use.is_bound and otherwise is None:
         return None
     if strict := [function for function in use.callable if function.strict]:
-        _grammar(strict, use, answers, None).to_grammar(strict=True)
+        with schemas_named(use, strict):
+            _grammar(strict, use, answers, None).to_grammar(strict=True)
     otherwise = None if use.required else otherwise
-    return _grammar(use.callable, use, answers, otherwise).to_grammar(free_until=free_until, free_from=free_from)
+    with schemas_named(use, use.callable):
+        return _grammar(use.callable, use, answers, otherwise).to_grammar(free_until=free_until, free_from=free_from)
+
+
+@contextmanager
+def schemas_named(use: ToolUse, functions: Sequence[ToolFunction]) -> Iterator[None]:
+    """A schema's error has the place of `functions` at the head of its path: it leaves the body with the place where
+    the caller has it."""
+    try:
+        yield
+    except SchemaRefused as error:
+        index, _, path = error.path.removeprefix("/").partition("/")
+        param = use.place_of(functions[int(index)])
+        raise SchemaRefused(error.reason, param=param, path=path and f"/{path}") from None
 
 
 def _grammar(

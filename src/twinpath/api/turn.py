@@ -109,9 +109,15 @@ class Turn:
     """
 
     def __init__(
-        self, request: Request, new_transcript: Callable[[], Transcript], service: Service | None = None
+        self,
+        request: Request,
+        new_transcript: Callable[[], Transcript],
+        service: Service | None = None,
+        grammar_field: str = "",
     ) -> None:
+        """`grammar_field`: of the body, which asks for the request's grammar."""
         self.request = request
+        self._grammar_field = grammar_field
         self.stats = TurnStats(
             num_prompt=len(request.prompt_ids),
             arrived_at=request.arrival_s,
@@ -160,7 +166,7 @@ class Turn:
                         await emit(Piece(tail.text, [], parts=tail.parts))
                     return
                 elif isinstance(event, ErrorEvent):
-                    raise _error_of(event)
+                    raise _error_of(event, self._grammar_field)
                 elif isinstance(event, AdmittedEvent):
                     self.stats.promise = event.promise
         raise EngineError("The engine ended this request without a result.")
@@ -192,9 +198,9 @@ async def _say_complete(events: AsyncIterator[Event]) -> None:
             await events.athrow(AnswerComplete())
 
 
-def _error_of(event: ErrorEvent) -> RequestError:
+def _error_of(event: ErrorEvent, grammar_field: str) -> RequestError:
     if event.status == InvalidRequest.status:  # A grammar that turned out too complex: the request's fault.
-        param = "response_format" if event.code in ("grammar_error", "invalid_grammar") else None
+        param = grammar_field if event.code in ("grammar_error", "invalid_grammar") else None
         return InvalidRequest(event.message, param=param, code=event.code)
     if event.status != Overloaded.status:
         return EngineError(event.message, code=event.code, status=event.status)

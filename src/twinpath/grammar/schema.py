@@ -59,8 +59,8 @@ class SchemaRefused(InvalidRequest):
     code = "invalid_schema"
 
     def __init__(self, reason: str, *, param: str, path: str) -> None:
-        super().__init__(f"Invalid schema at '{path or '/'}': {reason}.", param=param)
-        self.path = path
+        super().__init__(f"Invalid schema '{param}' at '{path or '/'}': {reason}.", param=param)
+        self.reason, self.path = reason, path
 
 
 def any_object() -> Grammar:

@@ -118,7 +118,7 @@ def test_structured_output_becomes_a_strict_schema() -> None:
 
 
 def test_thinking_is_the_chat_request_s() -> None:
-    on, off = chat_of(thinking={"type": "enabled", "budget_tokens": 1024}), chat_of(thinking={"type": "disabled"})
+    on, off = chat_of(thinking={"type": "enabled", "budget_tokens": 8}), chat_of(thinking={"type": "disabled"})
     assert on.thinking is not None and on.thinking.type == "enabled"
     assert off.thinking is not None and off.thinking.type == "disabled"
 

@@ -6,6 +6,8 @@ import msgspec
 from msgspec import Raw
 
 from twinpath.api.anthropic.schemas import (
+    MISPLACED,
+    OWN_NAMES,
     CountTokensRequest,
     InputBlock,
     InputMessage,
@@ -13,6 +15,8 @@ from twinpath.api.anthropic.schemas import (
     MessagesTool,
     MessagesToolChoice,
 )
+from twinpath.api.field_names import FieldNames
+from twinpath.api.misplaced import check_misplaced
 from twinpath.api.raw_fields import asks_for
 from twinpath.api.schemas import MAX_PARTS, ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from twinpath.api.schemas import Thinking as ChatThinking
@@ -21,6 +25,14 @@ from twinpath.errors import InvalidRequest
 #: Claude Code's first system block; it changes with every request, so that no prompt prefix would ever be found again.
 BILLING_PREFIX = "x-anthropic-billing-header"
 _GAP = "\n\n"
+_SHARED_NAMES = (
+    (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
+    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+    (r"stop", "stop_sequences"),
+)
+_FORMAT = r"response_format(\.json_schema)?"
+_NAMES = FieldNames(*_SHARED_NAMES, (_FORMAT, "output_config.format"))
+_OLDER_NAMES = FieldNames(*_SHARED_NAMES, (_FORMAT, "output_format"))
 
 
 def to_chat(fields: CountTokensRequest) -> ChatCompletionRequest:
@@ -31,6 +43,9 @@ def to_chat(fields: CountTokensRequest) -> ChatCompletionRequest:
     for name in ("mcp_servers", "container"):
         if asks_for(getattr(fields, name), ([],)):
             raise InvalidRequest(f"'{name}' is not served: the tools of a request run at its client.", param=name)
+    check_misplaced(fields, MISPLACED, OWN_NAMES)
+    if isinstance(fields, MessagesRequest):
+        _check_budget(fields)
     _check_counts(fields)
     chat = ChatCompletionRequest(messages=_messages(fields), model=fields.model)
     if fields.thinking is not None:
@@ -49,6 +64,21 @@ def to_chat(fields: CountTokensRequest) -> ChatCompletionRequest:
     if isinstance(fields, MessagesRequest):
         _sampling(fields, chat)
     return chat
+
+
+def names(fields: CountTokensRequest) -> FieldNames:
+    """For errors of the chat request that a body becomes."""
+    return _OLDER_NAMES if fields.output_format else _NAMES
+
+
+def _check_budget(fields: MessagesRequest) -> None:
+    thinking = fields.thinking
+    if thinking is not None and thinking.type == "enabled" and (thinking.budget_tokens or 0) >= fields.max_tokens:
+        raise InvalidRequest(
+            f"'max_tokens' ({int(fields.max_tokens)}) must be greater than 'thinking.budget_tokens' "
+            f"({int(thinking.budget_tokens or 0)}): reasoning counts too.",
+            param="thinking.budget_tokens",
+        )
 
 
 def _check_counts(fields: CountTokensRequest) -> None:

@@ -13,12 +13,13 @@ from twinpath.api.anthropic.answers import (
     message_start,
     whole_message,
 )
-from twinpath.api.anthropic.convert import to_chat
+from twinpath.api.anthropic.convert import names, to_chat
 from twinpath.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from twinpath.api.blocks import Blocks
 from twinpath.api.chat_turn import open_prompt, open_turn
 from twinpath.api.client_watch import ClientWatch
 from twinpath.api.exchange import Exchange
+from twinpath.api.field_names import FieldNames
 from twinpath.api.generation import Door, answer_json, answer_stream, new_id
 from twinpath.api.normalize import check_served
 from twinpath.api.sse import EventStream, encode
@@ -41,14 +42,14 @@ class Messages:
         door.check_model(fields.model)
         chat = await door.offload.run(exchange.num_body_bytes // 10, lambda: to_chat(fields))
         check_served(chat)
+        own_names = names(fields)
         async with door.watch(receive, send) as client:
-            turn = await open_turn(door, scope, chat, request_id=new_id("msg", "_"))
-            if fields.stream:
-                await self._stream(exchange, client, turn)
-            else:
-                await self._whole(exchange, client, turn)
+            with own_names.in_errors():
+                turn = await open_turn(door, scope, chat, request_id=new_id("msg", "_"))
+            run = self._stream if fields.stream else self._whole
+            await run(exchange, client, turn, own_names)
 
-    async def _stream(self, exchange: Exchange, client: ClientWatch, turn: Turn) -> None:
+    async def _stream(self, exchange: Exchange, client: ClientWatch, turn: Turn, own_names: FieldNames) -> None:
         stream, blocks = EventStream(client, b"", MANNERS), Blocks()
         begun = False
 
@@ -66,20 +67,22 @@ class Messages:
                 await stream.write(chunk)
 
         async def work() -> bytes:
-            await self._door.run(turn, emit)
+            with own_names.in_errors():
+                await self._door.run(turn, emit)
             exchange.reason = turn.finish_reason
             return begin() + b"".join(map(change_event, blocks.finish())) + message_end(turn)
 
         await answer_stream(exchange, stream, work)
 
-    async def _whole(self, exchange: Exchange, client: ClientWatch, turn: Turn) -> None:
+    async def _whole(self, exchange: Exchange, client: ClientWatch, turn: Turn, own_names: FieldNames) -> None:
         blocks = Blocks()
 
         async def emit(piece: Piece) -> None:
             for part in piece.parts:
                 blocks.push(part)
 
-        await self._door.run(turn, emit)
+        with own_names.in_errors():
+            await self._door.run(turn, emit)
         blocks.finish()
         exchange.reason = turn.finish_reason
         await answer_json(client, encode(whole_message(turn, self._door.model_name, blocks.done)))
@@ -98,5 +101,6 @@ class CountTokens:
         chat = await door.offload.run(exchange.num_body_bytes // 10, lambda: to_chat(fields))
         check_served(chat)
         async with door.watch(receive, send) as client:
-            prompt_ids, _ = await open_prompt(door, exchange, chat)
+            with names(fields).in_errors():
+                prompt_ids, _ = await open_prompt(door, exchange, chat)
             await answer_json(client, encode(TokenCount(input_tokens=len(prompt_ids))))

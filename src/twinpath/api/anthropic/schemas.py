@@ -6,15 +6,33 @@ declared, so that it is refused by name.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct, field
 
+from twinpath.api.misplaced import NEUTRAL_VALUES as MISPLACED_VALUES
+from twinpath.api.misplaced import MisplacedFields
 from twinpath.api.schemas import MAX_MESSAGES, MAX_STOPS, Count, Fraction, Positive, StopText, Temperature, TopP
 
 
 def _raw() -> Raw:
     return field(default_factory=Raw)
+
+
+#: The chat endpoint's that this one has under other names.
+OWN_NAMES = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+    "structured_outputs": "output_config.format",
+    "guided_json": "output_config.format",
+    "functions": "tools",
+    "function_call": "tool_choice",
+}
+#: All that are refused -> values that ask for nothing.
+MISPLACED = MISPLACED_VALUES | {"top_logprobs": (0,)}
+#: These and the others.
+REFUSED_VALUES: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],), "container": ([],)} | MISPLACED
 
 
 class InputBlock(Struct, kw_only=True, gc=False):
@@ -80,7 +98,7 @@ class Thinking(Struct, kw_only=True):
     budget_tokens: Count | None = None
 
 
-class CountTokensRequest(Struct, kw_only=True):
+class CountTokensRequest(MisplacedFields, kw_only=True):
     """Body of POST /v1/messages/count_tokens: all of a request that makes its prompt."""
 
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -94,6 +112,7 @@ class CountTokensRequest(Struct, kw_only=True):
     #: Declared to be refused.
     mcp_servers: Raw = _raw()
     container: Raw = _raw()
+    top_logprobs: Raw = _raw()
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

@@ -7,9 +7,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw
 
+from twinpath.api.field_names import FieldNames
+from twinpath.api.misplaced import check_misplaced
 from twinpath.api.raw_fields import asks_for
 from twinpath.api.responses_api.schemas import (
+    MISPLACED,
     NEUTRAL_VALUES,
+    OWN_NAMES,
     FunctionTool,
     InputItem,
     ItemPart,
@@ -22,6 +26,13 @@ from twinpath.errors import InvalidRequest
 
 #: The one `include` that asks for something this server has.
 LOGPROBS = "message.output_text.logprobs"
+#: For errors of the chat request that a body becomes.
+NAMES = FieldNames(
+    (r"messages", "input"),
+    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+    (r"response_format(\.json_schema)?", "text.format"),
+    (r"max(_completion)?_tokens", "max_output_tokens"),
+)
 
 
 def new_items(fields: ResponsesRequest) -> list[InputItem]:
@@ -55,6 +66,7 @@ def to_chat(fields: ResponsesRequest, items: list[InputItem]) -> ChatCompletionR
 
 
 def _check_served(fields: ResponsesRequest) -> None:
+    check_misplaced(fields, MISPLACED, OWN_NAMES)
     for name, neutral in NEUTRAL_VALUES.items():
         value = getattr(fields, name)
         if asks_for(value, neutral) if isinstance(value, Raw) else value is not None and value not in neutral:
@@ -175,7 +187,9 @@ def _tool_choice(choice: str | ResponsesToolChoice) -> Any:
         return choice
     if choice.type == "function" and choice.name is not None:
         return {"type": "function", "function": {"name": choice.name}}
-    if choice.type == "allowed_tools" and choice.tools is not None:
+    if choice.type == "allowed_tools":
+        if not choice.tools or not all(tool.name for tool in choice.tools):
+            raise InvalidRequest("'tool_choice.tools' must name one function or more.", param="tool_choice.tools")
         tools = [{"type": tool.type, "function": {"name": tool.name}} for tool in choice.tools]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": tools}}
     raise InvalidRequest(f"'tool_choice' of type '{choice.type[:80]}' is not served here.", param="tool_choice")

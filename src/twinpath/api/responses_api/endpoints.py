@@ -21,7 +21,7 @@ from twinpath.api.responses_api.answers import (
     finish_response,
     replayed,
 )
-from twinpath.api.responses_api.convert import new_items, to_chat
+from twinpath.api.responses_api.convert import NAMES, new_items, to_chat
 from twinpath.api.responses_api.events import ResponseEvents
 from twinpath.api.responses_api.schemas import InputItem, ResponsesRequest
 from twinpath.api.responses_api.store import ResponseStore
@@ -48,7 +48,8 @@ class Responses:
         chat = await door.offload.run(exchange.num_body_bytes // 10, lambda: to_chat(fields, items))
         check_served(chat)
         async with door.watch(receive, send) as client:
-            turn = await open_turn(door, scope, chat, request_id=new_id("resp", "_"), param="input")
+            with NAMES.in_errors():
+                turn = await open_turn(door, scope, chat, request_id=new_id("resp", "_"))
             events = ResponseEvents(begun_response(fields, turn, door.model_name))
             await self._answer(Answering(turn, events, items), exchange, client, streams=bool(fields.stream))
 
@@ -63,7 +64,8 @@ class Responses:
                 await stream.write(chunk)
 
         async def work() -> bytes:
-            await self._door.run(turn, emit)
+            with NAMES.in_errors():
+                await self._door.run(turn, emit)
             exchange.reason = turn.finish_reason
             status: Status = "incomplete" if turn.finish_reason == "length" else "completed"
             chunk = events.begin() + answering.render(answering.blocks.finish(), [], status)

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from twinpath.api.misplaced import NEUTRAL_VALUES as MISPLACED_VALUES
+from twinpath.api.misplaced import MisplacedFields
 from twinpath.api.schemas import MAX_MESSAGES, Positive, Role, Temperature, TopLogprobs, TopP
 
 #: Fields that would change the output and are not served: name -> values that ask for nothing.
@@ -15,6 +17,21 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "prompt": (),
     "truncation": ("disabled",),
 }
+#: The chat endpoint's that this one has under other names.
+OWN_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "structured_outputs": "text.format",
+    "guided_json": "text.format",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "logprobs": "include",
+}
+#: All that are refused -> values that ask for nothing.
+MISPLACED = MISPLACED_VALUES | {"max_tokens": (), "top_k": (0, -1), "min_p": (0,), "stop_sequences": ([],)}
+#: These and the others.
+REFUSED_VALUES = NEUTRAL_VALUES | MISPLACED
 
 
 def _raw() -> Raw:
@@ -90,7 +107,7 @@ class Reasoning(Struct, kw_only=True):
     summary: str | None = None
 
 
-class ResponsesRequest(Struct, kw_only=True):
+class ResponsesRequest(MisplacedFields, kw_only=True):
     """Body of POST /v1/responses."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -119,3 +136,7 @@ class ResponsesRequest(Struct, kw_only=True):
     conversation: Raw = _raw()
     prompt: Raw = _raw()
     truncation: Literal["disabled", "auto"] | None = None
+    max_tokens: Raw = _raw()
+    top_k: Raw = _raw()
+    min_p: Raw = _raw()
+    stop_sequences: Raw = _raw()
