@@ -33,6 +33,16 @@ def test_mistake_is_one_line(argv: list[str], message: str, capsys: pytest.Captu
     assert message in one_line(capsys)
 
 
+@pytest.mark.parametrize(("argv", "command"), [([], "serve"), (["models"], "pull"), (["plan"], "simulate")])
+def test_a_command_that_needs_another_shows_those_there_are(
+    argv: list[str], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert any(line.split()[:1] == [command] for line in captured.err.splitlines())
+
+
 def test_wrong_environment_value_names_the_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

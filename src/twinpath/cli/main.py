@@ -41,6 +41,9 @@ def run(argv: list[str], spare: SpareWorker | None = None) -> int:
     except EngineError as error:
         return fail(str(error), 1)
     except typer.TyperException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # Typer exports no such name, and asks for it in the same way.
+            print(error.format_message(), file=sys.stderr)
+            return error.exit_code
         return fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return 130
