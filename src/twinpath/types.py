@@ -29,7 +29,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are chosen. `twinpath.sampling` defines the semantics once; every value here is already valid.
 
     temperature 0 means greedy; top_k 0, top_p 1, min_p 0, penalties at their neutral value mean "off".
@@ -69,7 +69,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     free_from: str = ""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A valid request. Text has become token ids; `request_id` is ours and unique."""
 
     request_id: str

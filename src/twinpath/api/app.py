@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
 from starlette.routing import Route, Router
@@ -20,7 +20,7 @@ from twinpath.api.grammar_metrics import watch_grammars
 from twinpath.api.grammars import Grammars
 from twinpath.api.identity import KeyRing
 from twinpath.api.memory_metrics import watch_memory
-from twinpath.api.middleware import Auth, Cors, Errors, Exchanges
+from twinpath.api.middleware import Auth, Cors, Exchanges
 from twinpath.api.normalize import SamplingDoor
 from twinpath.api.offload import Offload
 from twinpath.api.openapi import openapi_document
@@ -84,9 +84,8 @@ def build_entrance(
     health = HealthChecks(replica, stall_s=stall_s)
     app: ASGIApp = _router(door, metrics, health)
     app = Auth(app, keys=keys)
-    app = Errors(app, log=logging.getLogger("twinpath.api"))
     app = Cors(app, allowed_origins=config.http.allowed_origins)
-    app = Exchanges(app, report=report)
+    app = Exchanges(app, report=report, log=logging.getLogger("twinpath.api"))
     return Entrance(Lifespan(app, door.offload), door, keys, report, health)
 
 
@@ -117,10 +116,10 @@ class Lifespan:
         self._app = app
         self._offload = offload
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            await self._app(scope, receive, send)
-            return
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._live(receive, send) if scope["type"] == "lifespan" else self._app(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
         while True:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
@@ -137,8 +136,8 @@ class Shortcut:
         self._router = router
         self._endpoints = {route.path: route.app for route in routes}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._endpoints.get(scope.get("path", ""), self._router)(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._endpoints.get(scope.get("path", ""), self._router)(scope, receive, send)
 
 
 def _router(door: Door, metrics: ServerMetrics, health: HealthChecks) -> ASGIApp:

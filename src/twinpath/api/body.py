@@ -34,6 +34,12 @@ async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, idle_ti
 
     Raises: BodyTooLarge (at once when Content-Length says so), RequestError 408 when nothing comes, ClientGone.
     """
+    extensions = scope.get("extensions", {})
+    if "twinpath.whole_body" in extensions:
+        whole: bytearray = extensions["twinpath.whole_body"]["body"]
+        if len(whole) > limit_bytes:
+            raise _too_large(limit_bytes)
+        return whole
     declared = header(scope, b"content-length")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise BodyTooLarge(f"The request body has {int(declared)} bytes; at most {limit_bytes} are accepted.")
@@ -44,7 +50,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, idle_ti
             raise ClientGone("disconnect")
         part = message.get("body", b"")
         if len(body) + len(part) > limit_bytes:
-            raise BodyTooLarge(f"The request body is larger than the {limit_bytes} bytes accepted.")
+            raise _too_large(limit_bytes)
         if not body:
             body = part
         elif isinstance(body, bytearray):
@@ -53,6 +59,10 @@ async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, idle_ti
             body = bytearray(body) + part
         if not message.get("more_body", False):
             return body
+
+
+def _too_large(limit_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than the {limit_bytes} bytes accepted.")
 
 
 async def _next_part(scope: Scope, receive: Receive, idle_timeout_s: float) -> Message:
@@ -67,11 +77,14 @@ async def _next_part(scope: Scope, receive: Receive, idle_timeout_s: float) -> M
 
 def check_content_type(scope: Scope) -> None:
     """JSON as it is, or nothing said at all: some scripts send no type. A form or a file is a mistake worth naming."""
-    coding = header(scope, b"content-encoding").strip().lower()
-    if coding not in (b"", b"identity"):
-        named = coding[:40].decode("latin-1")
+    coding = header(scope, b"content-encoding")
+    if coding and coding.strip().lower() not in (b"", b"identity"):
+        named = coding.strip().lower()[:40].decode("latin-1")
         raise RequestError(f"The request body is encoded ('{named}'); send it without Content-Encoding.", status=415)
-    media_type = header(scope, b"content-type").split(b";")[0].strip().lower()
+    said = header(scope, b"content-type")
+    if said in (b"application/json", b""):
+        return
+    media_type = said.split(b";")[0].strip().lower()
     if media_type and media_type != b"application/json" and not media_type.endswith(b"+json"):
         raise InvalidRequest("The request body must be JSON: send it with Content-Type: application/json.")
 

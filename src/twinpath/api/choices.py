@@ -34,7 +34,7 @@ def open_choices(
     sampling: SamplingParams,
     *,
     call_id: str,
-    make_parser: Callable[[], AnswerParser | None] = lambda: None,
+    make_parser: Callable[[], AnswerParser | None] | None = None,
 ) -> list[Turn]:
     """A turn for each answer; choice i draws with the seed after that of choice i - 1, so that they differ and can be
     asked for again.
@@ -43,7 +43,8 @@ def open_choices(
     """
     count = num_choices(ask.fields)
     if count == 1:
-        return [door.turn(ask, prompt_ids, sampling, request_id=call_id, parser=make_parser())]
+        parser = make_parser() if make_parser else None
+        return [door.turn(ask, prompt_ids, sampling, request_id=call_id, parser=parser)]
     leader = f"{call_id}-0"
     return [
         door.turn(
@@ -51,7 +52,7 @@ def open_choices(
             prompt_ids,
             msgspec.structs.replace(sampling, seed=_later_seed(sampling.seed, index)),
             request_id=f"{call_id}-{index}",
-            parser=make_parser(),
+            parser=make_parser() if make_parser else None,
             follows=leader if index else "",
         )
         for index in range(count)

@@ -37,6 +37,7 @@ class ClientWatch:
         self._owner: asyncio.Task[object] | None = None
         self._start: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._works: list[Callable[[], object]] = []
 
     @property
     def gone(self) -> bool:
@@ -46,6 +47,10 @@ class ClientWatch:
     def keep_alive_with(self, beat: Beat | None) -> None:
         """Call `beat` whenever nothing was written for the keep-alive time (streams only)."""
         self._beat = beat
+
+    def later(self, work: Callable[[], object]) -> None:
+        """Call `work` when the request has gone to the engine."""
+        self._works.append(work)
 
     async def send(self, message: Message) -> None:
         """Send one ASGI message; waits while the client's buffer is full."""
@@ -77,6 +82,8 @@ class ClientWatch:
 
     def _begin(self) -> None:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        for work in self._works:
+            work()
 
     async def _watch(self) -> None:
         tick_s = min(self._keepalive_s / 2, self._write_timeout_s / 4)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
+from functools import cached_property
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from twinpath.api.choices import num_choices, open_choices
 from twinpath.api.client_watch import ClientWatch
 from twinpath.api.exchange import Exchange
-from twinpath.api.generation import Ask, Door, answer_json, answer_stream, new_id, together
+from twinpath.api.generation import Ask, Door, answer_json, answer_stream, together
 from twinpath.api.logprobs import LegacyLogprobs
 from twinpath.api.normalize import stops_of
 from twinpath.api.ports import Tokenizer
@@ -36,15 +36,13 @@ class Completions:
         fields = await self._door.read(scope, receive, _decoder)
         grammar, grammar_field = await answer_grammar(self._door, fields)
         ask = Ask(scope, Exchange.of(scope), fields, stops_of(fields), grammar, grammar_field)
-        call_id = new_id("cmpl")
+        call_id = f"cmpl-{ask.exchange.nonce}"
         async with self._door.watch(receive, send) as client:
             prompts = await self._door.prompts.completion(fields, ask.exchange.num_body_bytes)
             num_choices(fields, len(prompts))
-            choices = [
-                choice
-                for index, ids in enumerate(prompts)
-                for choice in self._choices(ask, fields, f"{call_id}-{index}", ids)
-            ]
+            choices: list[Choice] = []
+            for index, ids in enumerate(prompts):
+                choices += self._choices(ask, fields, f"{call_id}-{index}", ids)
             if fields.stream:
                 await self._stream(ask, client, call_id, choices)
             else:
@@ -63,20 +61,27 @@ class Completions:
         turns = open_choices(door, ask, prompt_ids, sampling, call_id=call_id)
         return [Choice(turn, door.text.tokenizer, num_top, echo=bool(fields.echo)) for turn in turns]
 
-    async def _stream(self, ask: Ask, client: ClientWatch, call_id: str, choices: Sequence[Choice]) -> None:
+    def _stream(
+        self, ask: Ask, client: ClientWatch, call_id: str, choices: Sequence[Choice]
+    ) -> Coroutine[None, None, None]:
         options = ask.fields.stream_options
-        chunks = CompletionChunks.of(
-            call_id, self._door.model_name, include_usage=bool(options and options.include_usage)
+        chunks = CompletionChunks(
+            call_id, self._door.model_name, include_usage=options is not None and bool(options.include_usage)
         )
         stream = EventStream(client, b"")
+        client.later(lambda: chunks.head)
 
         async def run_one(index: int, choice: Choice) -> None:
             async def emit(piece: Piece) -> None:
-                text, logprobs = await self._door.offload.run(choice.num_scores_of(piece), lambda: choice.take(piece))
+                if choice.is_plain:
+                    text, logprobs = piece.text, None
+                else:
+                    num_scores = choice.num_scores_of(piece)
+                    text, logprobs = await self._door.offload.run(num_scores, lambda: choice.take(piece))
                 if text or logprobs is not None:
                     await stream.write(chunks.piece(index, text, logprobs))
                 elif not stream.started:
-                    await stream.open()
+                    await stream.write(b"")
 
             await self._door.run(choice.turn, emit)
             await stream.write(chunks.finish(index, choice.turn))
@@ -86,7 +91,7 @@ class Completions:
             ask.exchange.reason = choices[0].turn.finish_reason
             return chunks.usage([choice.turn.stats.usage for choice in choices])
 
-        await answer_stream(ask.exchange, stream, work)
+        return answer_stream(ask.exchange, stream, work)
 
     async def _whole(self, ask: Ask, client: ClientWatch, call_id: str, choices: Sequence[Choice]) -> None:
         pieces: list[list[Piece]] = [[] for _ in choices]
@@ -130,6 +135,11 @@ class Choice:
         self._legacy = None if num_top is None else LegacyLogprobs(tokenizer, num_top)
         self._echo = echo
 
+    @property
+    def is_plain(self) -> bool:
+        """A piece goes to the client as its text, and nothing else."""
+        return self._legacy is None and not self._echo
+
     def num_scores_of(self, piece: Piece) -> int:
         """Log-probabilities that a piece shows."""
         return (len(piece.prompt_logprobs or ()) + len(piece.logprobs or ())) * (1 + (self._num_top or 0))
@@ -157,27 +167,27 @@ class Choice:
         return CompletionChoice(index=index, text=text, logprobs=block, finish_reason=self.turn.finish_reason)
 
 
-@dataclass(frozen=True, slots=True)
 class CompletionChunks:
-    """Chunks of one completions stream; `_head` is the same in all of them."""
+    """Chunks of one completions stream; `head` is the same in all of them."""
 
-    include_usage: bool
-    _head: bytes
+    def __init__(self, call_id: str, model_name: str, *, include_usage: bool) -> None:
+        self.include_usage = include_usage
+        self._call_id = call_id
+        self._model_name = model_name
 
-    @staticmethod
-    def of(call_id: str, model_name: str, *, include_usage: bool) -> CompletionChunks:
-        head = b'data: {"id":%s,"object":"text_completion","created":%d,"model":%s,"choices":[' % (
-            quoted(call_id),
+    @cached_property
+    def head(self) -> bytes:
+        return b'data: {"id":%s,"object":"text_completion","created":%d,"model":%s,"choices":[' % (
+            quoted(self._call_id),
             int(time.time()),
-            quoted(model_name),
+            quoted(self._model_name),
         )
-        return CompletionChunks(include_usage, head)
 
     def piece(self, index: int, text: str, logprobs: LegacyLogprobsBody | None, reason: bytes = b"null") -> bytes:
         """Text of one choice."""
         scores = b"null" if logprobs is None else encode(logprobs)
         choice = b'{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s}]' % (index, quoted(text), scores, reason)
-        return self._head + choice + (b',"usage":null}\n\n' if self.include_usage else b"}\n\n")
+        return self.head + choice + (b',"usage":null}\n\n' if self.include_usage else b"}\n\n")
 
     def finish(self, index: int, turn: Turn) -> bytes:
         """The chunk that ends one choice."""
@@ -187,4 +197,4 @@ class CompletionChunks:
         """The usage chunk, when it was asked for."""
         if not self.include_usage:
             return b""
-        return self._head + b'],"usage":' + encode(UsageBody.of(usages)) + b"}\n\n"
+        return self.head + b'],"usage":' + encode(UsageBody.of(usages)) + b"}\n\n"

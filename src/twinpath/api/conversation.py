@@ -13,7 +13,7 @@ from twinpath.errors import InvalidRequest
 def to_turns(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     """Checked messages; a legacy `function_call` becomes a tool call.
 
-    Raises: InvalidRequest naming the content part that has no text, or what there is too much of.
+    Raises: InvalidRequest naming the content part that has no text, what there is too much of, or that it is too deep.
     """
     _check_counts(messages)
     for index, message in enumerate(messages):
@@ -22,7 +22,10 @@ def to_turns(messages: list[ChatMessage]) -> list[dict[str, Any]]:
                 if (part.refusal if part.type == "refusal" else part.text) is None:
                     param = f"messages[{index}].content[{position}]"
                     raise InvalidRequest(f"'{param}' has no text.", param=param)
-    return [_to_turn(message) for message in messages]
+    try:
+        return [_to_turn(message) for message in messages]
+    except RecursionError:
+        raise InvalidRequest("'messages' are nested too deeply.", param="messages") from None
 
 
 def _check_counts(messages: list[ChatMessage]) -> None:

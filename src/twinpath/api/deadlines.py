@@ -40,12 +40,15 @@ class Service:
         return self.ttft_ms is not None or self.tpot_ms is not None
 
 
+NO_SERVICE = Service()
+
+
 class ServiceDesk:
     """Finds a request's service: its headers, else its key's class, else the class `default`, else no promise."""
 
     def __init__(self, config: SloConfig) -> None:
         self._services = {slo.name: _service(slo) for slo in config.classes}
-        self._default = self._services.get(DEFAULT_CLASS, Service())
+        self._default = self._services.get(DEFAULT_CLASS, NO_SERVICE)
         self._of_caller: Mapping[str, Service] = {
             key_hash(key.encode()): self._services[name] for key, name in config.class_of_key
         }
@@ -53,9 +56,13 @@ class ServiceDesk:
     def service(self, scope: Scope, caller: Caller) -> Service:
         """Raises: InvalidRequest for a class that does not exist or a target that is no positive number."""
         own = self._of_caller.get(caller.key_hash, self._default) if self._of_caller else self._default
-        asked = {name: value for name, value in scope["headers"] if name[:6] == b"x-slo-"}
-        if not asked:
-            return own
+        for name, _ in scope["headers"]:
+            if name.startswith(b"x-slo-"):
+                return self._asked(own, dict(scope["headers"]))
+        return own
+
+    def _asked(self, own: Service, asked: Mapping[bytes, bytes]) -> Service:
+        """`own` as the headers change it."""
         if CLASS_HEADER in asked:
             own = self._named(asked[CLASS_HEADER].decode("latin-1").strip())
         return Service(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import cast
 
 from starlette.types import Scope
 
 from twinpath.api.envelope import Headers
-from twinpath.api.headers import header, request_id
-from twinpath.api.identity import Caller
+from twinpath.api.headers import header, new_nonce, request_id
+from twinpath.api.identity import ANYBODY, Caller
 from twinpath.api.turn import TurnStats
 
 
@@ -21,11 +20,13 @@ class Exchange:
     request_id: str
     method: str
     path: str
+    #: Random hex, the exchange's own: what ids are made of.
+    nonce: str
     started_at: float = field(default_factory=monotonic)
     #: When the last byte of the body was in: latencies count from here.
     body_at: float = 0.0
     num_body_bytes: int = 0
-    caller: Caller = field(default_factory=Caller)
+    caller: Caller = ANYBODY
     #: Sent with whatever the answer is.
     headers: Headers = field(default_factory=list)
     #: 0 until the response started; 499 when the client was gone before it.
@@ -39,13 +40,14 @@ class Exchange:
     @staticmethod
     def begin(scope: Scope) -> Exchange:
         """With the client's own request id where it is a sane one. Engine ids are always ours."""
-        exchange = Exchange(
-            request_id=request_id(header(scope, b"x-request-id")), method=scope["method"], path=scope["path"]
-        )
-        exchange.headers.append((b"x-request-id", exchange.request_id.encode()))
+        nonce = new_nonce()
+        own_id = request_id(header(scope, b"x-request-id"), nonce)
+        exchange = Exchange(own_id, scope["method"], scope["path"], nonce)
+        exchange.headers.append((b"x-request-id", own_id.encode()))
         scope.setdefault("state", {})["exchange"] = exchange
         return exchange
 
     @staticmethod
     def of(scope: Scope) -> Exchange:
-        return cast(Exchange, scope["state"]["exchange"])
+        exchange: Exchange = scope["state"]["exchange"]
+        return exchange

@@ -19,10 +19,10 @@ from twinpath.api.exchange import Exchange
 from twinpath.api.grammars import Grammars
 from twinpath.api.identity import session_name
 from twinpath.api.normalize import SamplingDoor, check_prompt_fits, check_served
-from twinpath.api.offload import Offload
+from twinpath.api.offload import INLINE_SIZE, Offload
 from twinpath.api.ports import Detokenizer, Replica, TextModel
 from twinpath.api.prompts import PromptEncoder
-from twinpath.api.schemas import CompletionRequest, SamplingFields
+from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest, SamplingFields
 from twinpath.api.sse import EventStream
 from twinpath.api.transcript import Transcript
 from twinpath.api.turn import Emit, Turn
@@ -33,10 +33,12 @@ from twinpath.text.answer import AnswerParser
 from twinpath.types import Grammar, Request, SamplingParams
 
 B = TypeVar("B")
-F = TypeVar("F", bound=SamplingFields)
+F = TypeVar("F", ChatCompletionRequest, CompletionRequest)
 JSON_HEADERS = [(b"content-type", b"application/json")]
 #: A client that stops in the middle of its body holds a connection; this ends it.
 BODY_IDLE_TIMEOUT_S = 60.0
+#: Decoding is a hundred times faster than encoding prompts.
+INLINE_BODY_BYTES = 100 * INLINE_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,9 @@ class Door:
         body = await read_body(scope, receive, limit_bytes=self.http.max_body_bytes, idle_timeout_s=BODY_IDLE_TIMEOUT_S)
         exchange = Exchange.of(scope)
         exchange.body_at, exchange.num_body_bytes = monotonic(), len(body)
-        # Decoding is a hundred times faster than encoding prompts.
-        return await self.offload.run(len(body) // 100, lambda: decode_body(body, decoder))
+        if len(body) <= INLINE_BODY_BYTES:
+            return decode_body(body, decoder)
+        return await self.offload.run(INLINE_SIZE + 1, lambda: decode_body(body, decoder))
 
     def check_model(self, name: str | None) -> None:
         """Raises: ModelNotFound."""
@@ -131,7 +134,7 @@ class Door:
             grammar=ask.grammar,
             follows=follows,
             cache_salt=caller.cache_salt(ask.fields.cache_salt),
-            session=caller.session_key(name),
+            session=caller.session_key(name) if name else "",
             session_name=name,
             tenant=caller.key_hash,
             arrival_s=ask.exchange.body_at,
@@ -160,22 +163,23 @@ class Door:
             return self.text.answer_detokenizer()
         return self.text.tokenizer.detokenizer(continuation=isinstance(ask.fields, CompletionRequest))
 
-    async def run(self, turn: Turn, emit: Emit) -> None:
+    def run(self, turn: Turn, emit: Emit) -> Coroutine[None, None, None]:
         """Run one turn to its end.
 
         Raises: RequestError.
         """
-        await turn.run(self.replica.generate(turn.request), emit)
+        return turn.run(self.replica.generate(turn.request), emit)
 
 
-async def together(works: Sequence[Coroutine[None, None, None]]) -> None:
+def together(works: Sequence[Coroutine[None, None, None]]) -> Awaitable[None]:
     """Run several side by side; the first failure ends all.
 
     Raises: RequestError.
     """
-    if len(works) == 1:
-        await works[0]
-        return
+    return works[0] if len(works) == 1 else _side_by_side(works)
+
+
+async def _side_by_side(works: Sequence[Coroutine[None, None, None]]) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             for work in works:

@@ -19,6 +19,11 @@ def header(scope: Scope, name: bytes) -> bytes:
     return b""
 
 
-def request_id(offered: bytes) -> str:
-    """A sane X-Request-ID is the client's to choose; anything else gets a new one."""
-    return offered.decode() if _SANE_ID.fullmatch(offered) else f"req_{urandom(16).hex()}"
+def new_nonce() -> str:
+    """Random hex that ids are made of."""
+    return urandom(16).hex()
+
+
+def request_id(offered: bytes, nonce: str) -> str:
+    """A sane X-Request-ID is the client's to choose; anything else gets one of ours."""
+    return offered.decode() if offered and _SANE_ID.fullmatch(offered) else f"req_{nonce}"

@@ -1,13 +1,14 @@
-"""Pure ASGI layers around the routes, outermost first: Exchanges (ids, log line), Cors, Errors (the envelope), Auth.
+"""Pure ASGI layers around the routes, outermost first: Exchanges (ids, the error envelope, log line), Cors, Auth.
 
-`BaseHTTPMiddleware` is not used anywhere: it hides disconnects from the endpoint.
+`BaseHTTPMiddleware` is not used anywhere: it hides disconnects from the endpoint. A layer that only passes on is no
+coroutine: every one of them would be woken for every token.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,11 +27,15 @@ CLIENT_GONE_STATUS = 499
 
 
 class Exchanges:
-    """Gives every request an `Exchange`, puts its headers on the answer, and reports it when it is over."""
+    """Gives every request an `Exchange`, puts its headers on the answer, and reports it when it is over.
 
-    def __init__(self, app: ASGIApp, *, report: Callable[[Exchange], None]) -> None:
+    Every exception becomes the envelope; a started answer is broken off, so that nobody takes it for whole.
+    """
+
+    def __init__(self, app: ASGIApp, *, report: Callable[[Exchange], None], log: logging.Logger) -> None:
         self._app = app
         self._report = report
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,14 +47,32 @@ class Exchanges:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 message["headers"] = [*message["headers"], *exchange.headers]
-                if exchange.turns:
+                if exchange.turns and exchange.turns[0].promise is not None:
                     message["headers"] += promise_headers(exchange.turns[0])
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_headers)
+        except Exception as error:
+            await self._fail(scope, exchange, send_with_headers, error)
+        except asyncio.CancelledError:
+            # Only a stopping server cancels exchanges; a started stream has told its client by now.
+            if not exchange.status:
+                await _refuse(scope, exchange, send_with_headers, shutting_down())
         finally:
             self._report(exchange)
+
+    async def _fail(self, scope: Scope, exchange: Exchange, send: Send, error: Exception) -> None:
+        if isinstance(error, RequestError):
+            await _refuse(scope, exchange, send, error)
+        elif isinstance(error, ClientGone):
+            exchange.reason = error.reason
+            if not exchange.status:
+                exchange.status = CLIENT_GONE_STATUS
+            _abort(scope)
+        else:
+            self._log.error("%s failed: %s", exchange.request_id, type(error).__name__, exc_info=error)
+            await _refuse(scope, exchange, send, internal_error())
 
 
 class Cors:
@@ -59,67 +82,27 @@ class Cors:
         self._app = app
         self._rule = OriginRule(allowed_origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        exchange = Exchange.of(scope)
-        exchange.headers += self._rule.headers(header(scope, b"origin"))
-        if scope["method"] != "OPTIONS":
-            await self._app(scope, receive, send)
-            return
-        asked = header(scope, b"access-control-request-headers")
-        headers = [
-            (b"allow", b"GET, HEAD, POST, DELETE, OPTIONS"),
-            (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE, OPTIONS"),
-            (
-                b"access-control-allow-headers",
-                asked or b"authorization, content-type, x-api-key, x-request-id, x-session-id",
-            ),
-            (b"access-control-max-age", b"86400"),
-        ]
-        await send({"type": "http.response.start", "status": 204, "headers": headers})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] == "http":
+            Exchange.of(scope).headers += self._rule.headers(header(scope, b"origin"))
+            if scope["method"] == "OPTIONS":
+                return _answer_preflight(scope, send)
+        return self._app(scope, receive, send)
 
 
-class Errors:
-    """Every exception becomes the envelope; a started answer is broken off, so that nobody takes it for whole."""
-
-    def __init__(self, app: ASGIApp, *, log: logging.Logger) -> None:
-        self._app = app
-        self._log = log
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        exchange = Exchange.of(scope)
-        try:
-            await self._app(scope, receive, send)
-        except RequestError as error:
-            await self._refuse(scope, exchange, send, error)
-        except ClientGone as gone:
-            exchange.reason = gone.reason
-            if not exchange.status:
-                exchange.status = CLIENT_GONE_STATUS
-            _abort(scope)
-        except asyncio.CancelledError:
-            # Only a stopping server cancels exchanges; a started stream has told its client by now.
-            if not exchange.status:
-                await self._refuse(scope, exchange, send, shutting_down())
-        except Exception as error:
-            self._log.exception("%s failed: %s", exchange.request_id, type(error).__name__)
-            await self._refuse(scope, exchange, send, internal_error())
-
-    async def _refuse(self, scope: Scope, exchange: Exchange, send: Send, error: RequestError) -> None:
-        exchange.reason = exchange.reason or f"error:{error.code or error.type}"
-        if exchange.status:
-            _abort(scope)
-            return
-        body = envelope_on(exchange.path, error)
-        headers = [*error_headers(error), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+async def _answer_preflight(scope: Scope, send: Send) -> None:
+    asked = header(scope, b"access-control-request-headers")
+    headers = [
+        (b"allow", b"GET, HEAD, POST, DELETE, OPTIONS"),
+        (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE, OPTIONS"),
+        (
+            b"access-control-allow-headers",
+            asked or b"authorization, content-type, x-api-key, x-request-id, x-session-id",
+        ),
+        (b"access-control-max-age", b"86400"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Auth:
@@ -129,10 +112,21 @@ class Auth:
         self._app = app
         self._keys = keys
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             Exchange.of(scope).caller = self._keys.identify(scope)
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
+
+
+async def _refuse(scope: Scope, exchange: Exchange, send: Send, error: RequestError) -> None:
+    exchange.reason = exchange.reason or f"error:{error.code or error.type}"
+    if exchange.status:
+        _abort(scope)
+        return
+    body = envelope_on(exchange.path, error)
+    headers = [*error_headers(error), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _abort(scope: Scope) -> None:

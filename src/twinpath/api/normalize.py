@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from os import urandom
 from typing import Any
 
 from msgspec import Raw
+from msgspec.structs import replace
 
+from twinpath.api.field_look import FieldLook
 from twinpath.api.raw_fields import asks_for
 from twinpath.api.schemas import MAX_STOP_CHARS, ChatCompletionRequest, CompletionRequest, SamplingFields
 from twinpath.errors import ContextOverflow, InvalidRequest
@@ -26,6 +27,23 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "suffix": ("",),
 }
+_UNSERVED = FieldLook(NEUTRAL_VALUES)
+#: Settings that most requests leave to the model.
+_SETTINGS = FieldLook(
+    {
+        "min_tokens",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "stop_token_ids",
+        "ignore_eos",
+    }
+)
+_NO_STOPS = StopSet(())
 #: llama.cpp and vLLM say -1 for "no limit"; our own word is 0.
 _TOP_K_OFF = -1
 
@@ -46,11 +64,13 @@ def check_prompt_fits(num_prompt: int, window: int, param: str) -> int:
     return window - num_prompt
 
 
-def check_served(fields: SamplingFields) -> None:
+def check_served(fields: ChatCompletionRequest | CompletionRequest) -> None:
     """Refuse known fields that this server does not serve: ignoring them would change the output in silence.
 
     Raises: InvalidRequest naming the field.
     """
+    if not _UNSERVED.finds_any(fields):
+        return
     for name, neutral in NEUTRAL_VALUES.items():
         value = getattr(fields, name, None)
         asked = asks_for(value, neutral) if isinstance(value, Raw) else value is not None and value not in neutral
@@ -63,7 +83,9 @@ def stops_of(fields: SamplingFields) -> StopSet:
 
     Raises: InvalidRequest when they are very long.
     """
-    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    if not fields.stop:
+        return _NO_STOPS
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
     if (num_chars := sum(map(len, stops))) > MAX_STOP_CHARS:
         raise InvalidRequest(
             f"The strings of 'stop' have {num_chars} characters; at most {MAX_STOP_CHARS} are accepted.", param="stop"
@@ -91,13 +113,15 @@ def asked_max_tokens(fields: ChatCompletionRequest | CompletionRequest) -> int |
     return None if asked is None else int(asked)
 
 
-@dataclass(frozen=True, slots=True)
 class SamplingDoor:
     """Sampling fields to `SamplingParams`: the request's value, else the model's default, else the neutral one."""
 
-    defaults: Mapping[str, float]
-    vocab_size: int
-    end_token_ids: tuple[int, ...]
+    def __init__(self, defaults: Mapping[str, float], vocab_size: int, end_token_ids: tuple[int, ...]) -> None:
+        self._defaults = defaults
+        self._vocab_size = vocab_size
+        self._end_token_ids = end_token_ids
+        #: What a request gets that says nothing.
+        self._usual = self._settings(SamplingFields(), 1)
 
     def params(
         self,
@@ -112,26 +136,37 @@ class SamplingDoor:
         Raises: InvalidRequest.
         """
         asked = asked_max_tokens(fields)
-        min_tokens = int(fields.min_tokens or 0)
-        if asked is not None and min_tokens > asked:
-            raise InvalidRequest(f"'min_tokens' is {min_tokens}, above the maximum of {asked}.", param="min_tokens")
-        max_tokens = room if asked is None else min(asked, room)
+        max_tokens = room if asked is None or asked > room else asked
+        usual = self._usual
+        if _SETTINGS.finds_any(fields):
+            if asked is not None and fields.min_tokens and fields.min_tokens > asked:
+                message = f"'min_tokens' is {int(fields.min_tokens)}, above the maximum of {asked}."
+                raise InvalidRequest(message, param="min_tokens")
+            usual = self._settings(fields, max_tokens)
+        return replace(
+            usual,
+            max_tokens=max_tokens,
+            temperature=usual.temperature if fields.temperature is None else fields.temperature,
+            seed=int.from_bytes(urandom(8), "little") >> 1 if fields.seed is None else int(fields.seed),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _settings(self, fields: SamplingFields, max_tokens: int) -> SamplingParams:
+        """All but what `params` replaces."""
         top_k = int(self._value(fields, "top_k", 0))
         return SamplingParams(
             max_tokens=max_tokens,
-            min_tokens=min(min_tokens, max_tokens),
+            min_tokens=min(int(fields.min_tokens or 0), max_tokens),
             temperature=self._value(fields, "temperature", 1.0),
-            top_k=0 if top_k == _TOP_K_OFF else min(top_k, self.vocab_size),
+            top_k=0 if top_k == _TOP_K_OFF else min(top_k, self._vocab_size),
             top_p=self._value(fields, "top_p", 1.0),
             min_p=self._value(fields, "min_p", 0.0),
             repetition_penalty=self._value(fields, "repetition_penalty", 1.0),
             presence_penalty=self._value(fields, "presence_penalty", 0.0),
             frequency_penalty=self._value(fields, "frequency_penalty", 0.0),
             logit_bias=self._logit_bias(fields.logit_bias or {}),
-            seed=secrets.randbits(63) if fields.seed is None else int(fields.seed),
             stop_token_ids=self._stop_token_ids(fields),
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
         )
 
     def check_token_ids(self, token_ids: list[Any], param: str) -> list[int]:
@@ -139,30 +174,31 @@ class SamplingDoor:
 
         Raises: InvalidRequest naming the first that is not.
         """
-        ids = [int(token_id) for token_id in token_ids]
-        if ids and (largest := max(ids)) >= self.vocab_size:
+        ids = list(map(int, token_ids))
+        if ids and (largest := max(ids)) >= self._vocab_size:
             raise InvalidRequest(
-                f"'{param}' holds token id {largest}; the vocabulary has {self.vocab_size}.", param=param
+                f"'{param}' holds token id {largest}; the vocabulary has {self._vocab_size}.", param=param
             )
         return ids
 
     def _value(self, fields: SamplingFields, name: str, neutral: float) -> float:
         value = getattr(fields, name)
-        return float(self.defaults.get(name, neutral) if value is None else value)
+        return float(self._defaults.get(name, neutral) if value is None else value)
 
     def _logit_bias(self, bias: Mapping[str, float]) -> dict[int, float]:
         checked: dict[int, float] = {}
         for key, value in bias.items():
             if not (key.isascii() and key.isdigit() and len(key) <= 19):
                 raise InvalidRequest("The keys of 'logit_bias' must be token ids.", param="logit_bias")
-            if int(key) >= self.vocab_size:
+            if int(key) >= self._vocab_size:
                 raise InvalidRequest(
-                    f"'logit_bias' names token id {int(key)}; the vocabulary has {self.vocab_size}.", param="logit_bias"
+                    f"'logit_bias' names token id {int(key)}; the vocabulary has {self._vocab_size}.",
+                    param="logit_bias",
                 )
             checked[int(key)] = value
         return checked
 
     def _stop_token_ids(self, fields: SamplingFields) -> tuple[int, ...]:
         asked = self.check_token_ids(list(fields.stop_token_ids or ()), "stop_token_ids")
-        own = () if fields.ignore_eos else self.end_token_ids
+        own = () if fields.ignore_eos else self._end_token_ids
         return tuple(dict.fromkeys((*own, *asked)))

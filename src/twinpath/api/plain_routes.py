@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,12 +30,12 @@ class Allow:
         self._endpoint = endpoint
         self._methods = methods
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["method"] not in self._methods:
             allowed = ", ".join(self._methods)
             Exchange.of(scope).headers.append((b"allow", allowed.encode()))
             raise RequestError(f"{scope['path'][:200]} takes {allowed} only.", status=405)
-        await self._endpoint(scope, receive, send)
+        return self._endpoint(scope, receive, send)
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:

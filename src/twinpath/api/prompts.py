@@ -7,7 +7,7 @@ from typing import Any
 
 from twinpath.api.conversation import to_turns
 from twinpath.api.normalize import SamplingDoor
-from twinpath.api.offload import Offload
+from twinpath.api.offload import INLINE_SIZE, Offload
 from twinpath.api.ports import TextModel
 from twinpath.api.raw_fields import template_kwargs_in
 from twinpath.api.schemas import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest
@@ -41,12 +41,16 @@ class PromptEncoder:
 
         Raises: InvalidRequest.
         """
-        encoded = await self._offload.run(
-            num_bytes, lambda: [self._encode_prompt(prompt) for prompt in _split_prompts(fields.prompt)]
-        )
-        if any(not ids for ids in encoded):
+        if num_bytes <= INLINE_SIZE:
+            encoded = self._encode_prompts(fields.prompt)
+        else:
+            encoded = await self._offload.run(num_bytes, lambda: self._encode_prompts(fields.prompt))
+        if [] in encoded:
             raise InvalidRequest("'prompt' is empty.", param="prompt")
         return encoded
+
+    def _encode_prompts(self, prompt: str | list[Any]) -> list[list[int]]:
+        return [self._encode_prompt(one) for one in _split_prompts(prompt)]
 
     def _encode_prompt(self, prompt: str | list[Any]) -> list[int]:
         if isinstance(prompt, str):
@@ -73,9 +77,10 @@ def _split_prompts(prompt: str | list[Any]) -> list[str | list[Any]]:
     """A string, strings, ids, or lists of ids: one kind per call."""
     if isinstance(prompt, str):
         return [prompt]
-    if all(isinstance(item, int | float) for item in prompt):
+    kinds = set(map(type, prompt))
+    if kinds <= {int, float}:
         return [prompt]
-    if not (all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) for item in prompt)):
+    if kinds not in ({str}, {list}):
         raise InvalidRequest(
             "'prompt' must be a string, strings, token ids, or lists of token ids; not a mixture.", param="prompt"
         )

@@ -12,12 +12,14 @@ import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import cast
+from urllib.parse import unquote
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from twinpath.api.cors import OriginRule
+from twinpath.api.cycle import Cycle
 from twinpath.api.refusal import refusal, unread_head
 from twinpath.errors import Overloaded, RequestError
 
@@ -77,7 +79,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self.expect is not None and data.startswith(b"POST"):
             self.expect()
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
         self._num_read = len(data) + (self._num_read if self._head_is_open else 0)
         try:
             self.parser.feed_data(data)
@@ -95,10 +99,22 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {"twinpath.abort": {"call": self.transport.abort}}
         self._head_is_open = True
+        self._num_hosts, self._codings = 0, b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        self.headers.append((name, value))
+        if name == b"host":
+            self._num_hosts += 1
+        elif name == b"transfer-encoding":
+            self._codings += b"," + value.lower()
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
 
     def on_headers_complete(self) -> None:
         self._head_is_open = False
-        self._stop_header_timer()
+        if self._header_timer is not None:
+            self._stop_header_timer()
         if self._num_read > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._check_head()
         if self.parser.should_upgrade():
@@ -106,34 +122,64 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refusal = RequestError("This server is no proxy.", status=HTTPStatus.METHOD_NOT_ALLOWED)
                 raise ValueError("CONNECT")
             return
-        num_hosts = sum(name == b"host" for name, _ in self.headers)
-        if num_hosts > 1 or (not num_hosts and self.parser.get_http_version() == "1.1"):
+        version = self.parser.get_http_version()
+        if self._num_hosts > 1 or (not self._num_hosts and version == "1.1"):
             self._refusal = RequestError("An HTTP/1.1 request has one Host header.")
             raise ValueError("host")
-        codings = b",".join(value for name, value in self.headers if name == b"transfer-encoding")
-        if codings and codings.strip().lower() != b"chunked":
+        if self._codings and self._codings[1:].strip() != b"chunked":
             self._refusal = RequestError(
                 "Of transfer codings this server knows 'chunked' alone.", status=HTTPStatus.NOT_IMPLEMENTED
             )
             raise ValueError("transfer coding")
-        super().on_headers_complete()
-        if not self.keepalive and self.cycle is not None:
-            self.cycle.keep_alive = False
-        if 0 < len(self.pipeline) < MAX_PIPELINED:
-            # uvicorn stops reading, and would not notice that the client leaves.
-            self.flow.resume_reading()
+        self._begin_exchange(version)
+
+    def _begin_exchange(self, version: str) -> None:
+        """What uvicorn does here, without what this server has no use for."""
+        target = httptools.parse_url(self.url)
+        path = target.path.decode("ascii")
+        scope = self.scope
+        scope["http_version"] = version
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = target.path
+        scope["query_string"] = target.query or b""
+        before = self.cycle
+        self.cycle = Cycle(
+            scope,
+            self.transport,
+            self.flow,
+            self.logger,
+            self.access_logger,
+            False,
+            self.server_state.default_headers,
+            asyncio.Event(),
+            self.expect_100_continue,
+            self.keepalive and version != "1.0" and self.parser.should_keep_alive(),
+            self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.pipeline.appendleft((self.cycle, self.app))
+            if len(self.pipeline) >= MAX_PIPELINED:
+                self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():
-            # The app need not watch the clock while it takes what is here.
-            self.scope["extensions"]["twinpath.whole_body"] = {}
-            super().on_message_complete()
+        cycle = self.cycle
+        if self.parser.should_upgrade() or cycle.response_complete:
+            return
+        # An app that comes after this finds the body here, and need not wait for it.
+        self.scope["extensions"]["twinpath.whole_body"] = {"body": cycle.body}
+        cycle.more_body = False
+        cycle.message_event.set()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         if cycle.scope["http_version"] == "1.0":
             app = _ended_by_close(cycle, app)
         self._answering = cycle
-        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+        task = self.loop.create_task(cycle.run_asgi(app))  # type: ignore[arg-type]
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def _head_without_offer(self) -> bytes:
         """The head just read, without its `Upgrade`. The JDK's client offers h2c with every first request, and offers

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from twinpath.api.cors import OriginRule
 from twinpath.api.envelope import Headers, envelope_on, error_headers
-from twinpath.api.headers import request_id
+from twinpath.api.headers import new_nonce, request_id
 from twinpath.errors import RequestError
 
 #: What is looked for in a head that the parser gave up.
@@ -37,7 +37,7 @@ def refusal(error: RequestError, url: bytes, headers: Iterable[tuple[bytes, byte
     lines = [
         *error_headers(error),
         (b"content-length", str(len(body)).encode()),
-        (b"x-request-id", request_id(known.get(b"x-request-id", b"")).encode()),
+        (b"x-request-id", request_id(known.get(b"x-request-id", b""), new_nonce()).encode()),
         *rule.headers(known.get(b"origin", b"")),
         (b"connection", b"close"),
     ]

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from twinpath.api.field_look import FieldLook
 from twinpath.api.generation import Door
 from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest
 from twinpath.errors import InvalidRequest
@@ -33,6 +34,7 @@ _FIELDS = {
 }
 #: Fields that ask for a grammar; at most one may.
 _ASKING = ("response_format", "structured_outputs", *_FIELDS)
+_LOOK = FieldLook(_ASKING)
 #: Ways to say "not given"; the last is llama.cpp's for `grammar`.
 _NOTHING = (b"", b"null", b'""')
 _any_value = msgspec.json.Decoder()
@@ -47,7 +49,7 @@ async def answer_grammar(
 
     Raises: InvalidRequest naming the field, and of a schema the part.
     """
-    asked = _asked(fields)
+    asked = _asked(fields) if _LOOK.finds_any(fields) else ()
     if not asked:
         return None, ""
     if len(asked) > 1:

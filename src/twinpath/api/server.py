@@ -156,6 +156,8 @@ def _uvicorn_config(app: ASGIApp, config: HttpConfig, expect: Callable[[], None]
     num_fitting = config.max_connections if soft == resource.RLIM_INFINITY else soft - SPARE_DESCRIPTORS
     return uvicorn.Config(
         app,
+        # Said, for uvicorn takes an app whose call is no coroutine function for one of ASGI 2.
+        interface="asgi3",
         http=bounded_protocol(
             max_connections=min(config.max_connections, num_fitting),
             keepalive=config.keepalive,

@@ -54,9 +54,12 @@ class Transcript:
 
     def add(self, token_ids: Sequence[int], num_before: int) -> Passage:
         """Text and parts of the next tokens; `num_before` came before them."""
+        num_used = len(token_ids)
         if self._stops is None and self._parser is None:
-            text = self._detokenizer.push([t for t in token_ids if t not in self._end_ids])
-            return Passage(text, _plain(text), len(token_ids))
+            if not self._end_ids.isdisjoint(token_ids):
+                token_ids = [t for t in token_ids if t not in self._end_ids]
+            text = self._detokenizer.push(token_ids)
+            return Passage(text, _plain(text), num_used)
         passage = Passage("", [], len(token_ids))
         texts: list[str] = []
         for position, token_id in enumerate(token_ids, 1):

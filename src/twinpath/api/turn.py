@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Literal
 
 from twinpath.api.client_watch import AFTER_SUBMIT_S
-from twinpath.api.deadlines import Service
+from twinpath.api.deadlines import NO_SERVICE, Service
 from twinpath.api.responses import TimedUsage, Timing
 from twinpath.api.transcript import Transcript
 from twinpath.contracts import AnswerComplete
@@ -65,7 +65,7 @@ class TurnStats:
     last_token_at: float | None = None
     #: Seconds between tokens; those that came in one event share its gap evenly.
     token_gaps: Tally = field(default_factory=Tally)
-    service: Service = field(default_factory=Service)
+    service: Service = NO_SERVICE
     #: Known from the first event on, when the engine promises anything.
     promise: Promise | None = None
     #: From the request's arrival until its prefill began.
@@ -122,7 +122,7 @@ class Turn:
             num_prompt=len(request.prompt_ids),
             arrived_at=request.arrival_s,
             shares_prompt=bool(request.follows),
-            service=service or Service(),
+            service=service or NO_SERVICE,
         )
         self.finish_reason: Finish = "stop"
         self._new_transcript = new_transcript
@@ -143,8 +143,8 @@ class Turn:
         """
         # Not at once: an engine that was woken by this task may have to wait for its core.
         asyncio.get_running_loop().call_later(AFTER_SUBMIT_S, lambda: self._transcript)
-        async with aclosing(events) as stream:  # type: ignore[type-var]
-            async for event in stream:
+        try:
+            async for event in events:
                 if isinstance(event, TokensEvent):
                     if event.promise is not None or event.waited_ms:
                         self.stats.promise, self.stats.waited_ms = event.promise, event.waited_ms
@@ -169,6 +169,8 @@ class Turn:
                     raise _error_of(event, self._grammar_field)
                 elif isinstance(event, AdmittedEvent):
                     self.stats.promise = event.promise
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]
         raise EngineError("The engine ended this request without a result.")
 
     def _feed(self, event: TokensEvent) -> tuple[Piece, bool]:
