@@ -147,7 +147,12 @@ async def serve(
         entrance = build_entrance(config, text, replica, tracer=tracer)
         rpc = await start_rpc(entrance, config.http)
         server = StoppableServer(
-            entrance.app, config.http, drain=replica.drain, tick=collector.tick, beside=rpc, expect=replica.expect
+            entrance.app,
+            config.http,
+            drain=replica.drain,
+            tick=collector.tick,
+            beside=rpc,
+            expect=None if config.engine.spin_s else replica.expect,  # Who spins is awake.
         )
         collector.start()
         serving = asyncio.create_task(server.serve([listener]))

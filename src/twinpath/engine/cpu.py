@@ -205,11 +205,11 @@ class CpuEngine:
             kept = [i for i in range(len(plan.slots)) if i not in output.failures]
             rows = np.repeat([i not in output.failures for i in range(len(plan.slots))], lengths)
             starts, lengths, sample, tables = starts[kept], lengths[kept], sample[kept], tables[kept]
-            tokens, keep = tokens[rows], keep[kept]
+            tokens, keep = tokens[rows], [keep[i] for i in kept]
         else:
             kept = list(range(len(plan.slots)))
         residual = plan.residual if whole or plan.residual is None else np.ascontiguousarray(plan.residual[rows])
-        keep_hidden = keep if keep.any() else None
+        keep_hidden = np.array(keep, np.uint8) if any(keep) else None
         computed: tuple[Float32s, Float32s] | PausedAt | None
         if plan.budget_ms is not None and residual is not None and whole:
             computed = self._run_slice(plan, residual, plan.budget_ms, tokens, keep_hidden)
@@ -253,42 +253,45 @@ class CpuEngine:
         self._sampler.reset(init.slot, init.sampling, init.history, init.num_prompt)
         self._slots[init.slot] = _Slot(init.sampling, init.history.tolist(), init.num_prompt)
 
-    def _resolve(
-        self, plan: StepPlan, output: StepOutput
-    ) -> tuple[Int32s, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+    def _resolve(self, plan: StepPlan, output: StepOutput) -> tuple[Int32s, list[bool]]:
         """Tokens with PENDING ones filled in, and which segments want prompt log-probabilities; bad segments fail."""
         tokens = plan.tokens
-        if (tokens == PENDING_TOKEN).any():
+        # One look at all of them; their segments are looked at one by one when something is amiss.
+        are_known = tokens.min() >= 0 and tokens.max() < self._info.vocab_size
+        if not are_known:
             tokens = tokens.copy()
-        keep = np.zeros(len(plan.slots), np.uint8)
+        keep = [False] * len(plan.slots)
         row = 0
         for index, (slot_id, start, length) in enumerate(
             zip(plan.slots.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)
         ):
             slot = self._slots.get(slot_id)
-            problem = self._resolve_segment(slot, tokens[row : row + length], plan.block_tables[index], start)
-            row += length
+            problem: str | None = "the slot holds no request"
+            if slot is not None:
+                problem = self._check_pages(plan.block_tables[index], start + length)
+                if problem is None and not are_known:
+                    problem = self._resolve_tokens(slot, tokens[row : row + length], start)
+                keep[index] = slot.sampling.prompt_logprobs is not None and start + 1 < slot.num_prompt
             if problem is not None:
                 output.failures[index] = problem
-            elif slot is not None and slot.sampling.prompt_logprobs is not None and start + 1 < slot.num_prompt:
-                keep[index] = 1
+            row += length
         return tokens, keep
 
-    def _resolve_segment(self, slot: _Slot | None, tokens: Int32s, table: Int32s, start: int) -> str | None:
-        if slot is None:
-            return "the slot holds no request"
-        num_pages = -(-(start + len(tokens)) // self._info.page_size)
+    def _check_pages(self, table: Int32s, num_tokens: int) -> str | None:
+        """What is wrong with the pages of a segment that ends before position `num_tokens`."""
+        num_pages = -(-num_tokens // self._info.page_size)
         if len(table) < num_pages or int(table[:num_pages].min()) < 0:
-            return f"the block table has no page for position {start + len(tokens) - 1}"
+            return f"the block table has no page for position {num_tokens - 1}"
         self._num_used = max(self._num_used, int(table[num_pages - 1]) + 1)
-        low = int(tokens.min())
-        if low < 0:
-            for offset in np.flatnonzero(tokens == PENDING_TOKEN).tolist():
-                if start + offset >= len(slot.history):
-                    return f"the token at position {start + offset} is not known"
-                tokens[offset] = slot.history[start + offset]
-            low = int(tokens.min())
-        high = int(tokens.max())
+        return None
+
+    def _resolve_tokens(self, slot: _Slot, tokens: Int32s, start: int) -> str | None:
+        """Fill in what is PENDING of a segment's tokens; what is wrong with the others."""
+        for offset in np.flatnonzero(tokens == PENDING_TOKEN).tolist():
+            if start + offset >= len(slot.history):
+                return f"the token at position {start + offset} is not known"
+            tokens[offset] = slot.history[start + offset]
+        low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self._info.vocab_size:
             return f"token id {low if low < 0 else high} is outside the vocabulary of {self._info.vocab_size}"
         return None
@@ -297,7 +300,7 @@ class CpuEngine:
         self,
         plan: StepPlan,
         kept: list[int],
-        keep: np.ndarray[tuple[int, ...], np.dtype[np.uint8]],
+        keep: list[bool],
         logits: Float32s,
         hidden: Float32s,
         output: StepOutput,
@@ -306,16 +309,17 @@ class CpuEngine:
         masks = row_masks(plan)
         self._is_alone = len(self._slots.keys() - set(plan.releases)) == 1
         logits_row = hidden_row = 0
-        for index, wants_prompt in zip(kept, keep.tolist(), strict=True):
-            slot_id, start, length = int(plan.slots[index]), int(plan.starts[index]), int(plan.lengths[index])
+        slots, starts, lengths, samples = (a.tolist() for a in (plan.slots, plan.starts, plan.lengths, plan.sample))
+        for index, wants_prompt in zip(kept, keep, strict=True):
+            slot_id, start, length = slots[index], starts[index], lengths[index]
             slot = self._slots[slot_id]
             hidden_begin, logits_begin = hidden_row, logits_row
             hidden_row += length if wants_prompt else 0
-            logits_row += int(plan.sample[index])
+            logits_row += samples[index]
             try:
                 if wants_prompt:
                     output.prompt_logprobs[index] = self._prompt_logprobs(slot, start, hidden[hidden_begin:hidden_row])
-                if plan.sample[index]:
+                if samples[index]:
                     mask = masks.get(index)
                     self._sample(slot_id, start + length, logits[logits_begin], mask, index, output)
             except EngineError as failure:

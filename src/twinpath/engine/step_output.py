@@ -21,13 +21,14 @@ class StepOutput:
     def result(self, plan: StepPlan, elapsed_ms: float = 0.0) -> StepResult:
         """A failed segment has no prompt log-probabilities."""
         sampled = sorted(self.tokens)
-        counts = np.zeros(len(plan.slots), np.int32)
-        counts[sampled] = 1
+        counts = [0] * len(plan.slots)
+        for index in sampled:
+            counts[index] = 1
         for index in self.failures:
             self.prompt_logprobs.pop(index, None)
         return StepResult(
             step_id=plan.step_id,
-            counts=counts,
+            counts=np.array(counts, np.int32),
             tokens=np.array([self.tokens[i] for i in sampled], np.int32),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
