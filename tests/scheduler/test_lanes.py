@@ -18,6 +18,7 @@ from twinpath.scheduler.cost import prefill_context
 from twinpath.scheduler.curve import CurvedCost
 from twinpath.scheduler.lanes import LanePlanner
 from twinpath.scheduler.sequence import Lane, Sequence
+from twinpath.scheduler.shapes import NO_STREAMS, streams_of
 from twinpath.types import FinishReason, StepPlan, TokensEvent
 
 SLICED = Coefficients(0.0, 1.0, 1.0, 0.45, 0.1, 0, 0, 0, knee_rows=32)
@@ -198,7 +199,7 @@ def test_a_period_that_is_overdrawn_still_carries_a_few_rows() -> None:
     stream = Sequence(make_request("s", "x" * 10), 0, 9, PrefixKeys(16, ""))
     stream.num_planned = 9
     long = Sequence(make_request("r", "x" * 500), 1, 1, PrefixKeys(16, ""))
-    choice = planner.choose([stream], [long], [])
+    choice = planner.choose(streams_of([stream]), [long], [])
     assert choice.layer_end is None and choice.rows == [(long, 4)]
 
 
@@ -251,7 +252,7 @@ def test_chunks_keep_to_the_engines_grain() -> None:
     for num_planned, expected in ((0, 256), (64, 256), (40, 24), (448, 52)):
         sequence = Sequence(make_request("r", "x" * 500), 0, 1, PrefixKeys(16, ""))
         sequence.num_planned = num_planned
-        choice = planner.choose([], [sequence], [])
+        choice = planner.choose(NO_STREAMS, [sequence], [])
         assert choice.layer_end == (2 if expected == 24 else 1)
         assert [length for _, length in choice.rows] == [expected]
 
@@ -263,9 +264,9 @@ def test_rows_beside_streams_stop_where_faster_chunks_may_begin() -> None:
     stream.num_planned = 9
     long = Sequence(make_request("r", "x" * 500), 1, 1, PrefixKeys(16, ""))
     long.num_planned = 50
-    assert planner.choose([stream], [long], []).rows == [(long, 14)]
+    assert planner.choose(streams_of([stream]), [long], []).rows == [(long, 14)]
     long.num_planned = 64
-    ((_, length),) = planner.choose([stream], [long], []).rows
+    ((_, length),) = planner.choose(streams_of([stream]), [long], []).rows
     assert length > 64
 
 
@@ -301,9 +302,9 @@ def test_short_prefill_runs_whole_while_nobody_waits_for_a_token() -> None:
     fresh = Sequence(make_request("f", "x" * 64), 0, 1, PrefixKeys(16, ""))
     long = Sequence(make_request("l", "x" * 300), 1, 1, PrefixKeys(16, ""))
     long.lane = Lane.FLEX
-    choice = planner.choose([], [fresh, long], [])
+    choice = planner.choose(NO_STREAMS, [fresh, long], [])
     assert choice.rows == [(fresh, 64)] and choice.layer_end is None
-    alone = planner.choose([], [long], [])
+    alone = planner.choose(NO_STREAMS, [long], [])
     assert (
         cost.predict(StepShape(num_prefill=sum(n for _, n in alone.rows), layer_share=(alone.layer_end or 8) / 8))
         <= 3.1

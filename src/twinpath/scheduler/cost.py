@@ -212,7 +212,11 @@ class CostModel:
 
     def _base(self, shape: StepShape) -> float:
         c = self.coefficients
-        base_ms = c.plan + shape.layer_share * self._layers_ms(shape) + c.sampled_row * shape.num_sampled
+        if shape.num_prefill:
+            layers_ms = self._layers_ms(shape)
+        else:
+            layers_ms = c.forward + c.decode_row * shape.num_decode + c.decode_token * shape.decode_context
+        base_ms = c.plan + shape.layer_share * layers_ms + c.sampled_row * shape.num_sampled
         return base_ms if base_ms > 1e-6 else 1e-6
 
     def _layers_ms(self, shape: StepShape) -> float:

@@ -6,6 +6,7 @@ from twinpath.ipc.messages import DeadlineGauges, LaneGauges, MemoryGauges
 from twinpath.scheduler.memory import Memory
 from twinpath.scheduler.scheduler import Scheduler
 from twinpath.scheduler.sequence import Lane
+from twinpath.scheduler.shapes import streams_of
 
 #: New waits that make a fit stale; one costs about a millisecond.
 _REFIT_AFTER = 16
@@ -13,13 +14,13 @@ _REFIT_AFTER = 16
 
 def deadline_gauges(scheduler: Scheduler) -> DeadlineGauges:
     planner, running = scheduler.planner, list(scheduler.roster.running)
-    decode = [sequence for sequence in running if sequence.started]
-    alone_ms = planner.alone_ms(decode) if planner is not None and decode else 0.0
+    streams = streams_of([sequence for sequence in running if sequence.started])
+    alone_ms = planner.alone_ms(streams.shape) if planner is not None and streams else 0.0
     return DeadlineGauges(
         fast=_lane(scheduler, Lane.FAST, sum(sequence.lane is Lane.FAST for sequence in running)),
         flex=_lane(scheduler, Lane.FLEX, sum(sequence.lane is Lane.FLEX for sequence in running)),
         decode_step_ms=alone_ms,
-        itl_budget_ms=planner.budget_ms(decode, alone_ms) if planner is not None and decode else 0.0,
+        itl_budget_ms=planner.budget_ms(streams, alone_ms) if planner is not None and streams else 0.0,
         num_outliers=scheduler.cost.num_outliers,
         num_measured=scheduler.cost.num_observed,
         num_shed=scheduler.admission.num_shed if scheduler.admission is not None else 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from twinpath.scheduler.cost import StepShape, prefill_context
 from twinpath.scheduler.sequence import Lane, Sequence
@@ -52,6 +53,57 @@ class Ghost:
         self.num_outputs_left -= num_tokens
 
 
+class Chorus:
+    """Ghosts that say a token in every step with decode rows: moved together, and one by one only when one ends.
+
+    Invariant: all of them know what is planned, may say more, and are `_num_behind` tokens further than they say.
+    """
+
+    __slots__ = ("_ghosts", "_num_behind", "context", "has_default", "num_left", "target_ms")
+
+    def __init__(self) -> None:
+        self._ghosts: list[Ghost] = []
+        self._num_behind = 0
+        #: Tokens that their next rows attend to, and those that the first of them to end may still say.
+        self.context, self.num_left = 0, 1 << 62
+        #: See `Streams`.
+        self.target_ms, self.has_default = inf, False
+
+    def __len__(self) -> int:
+        return len(self._ghosts)
+
+    def add(self, ghost: Ghost) -> None:
+        """One that has run all it knows, and may say more."""
+        self.context += ghost.num_planned + 1
+        if ghost.num_outputs_left < self.num_left:
+            self.num_left = ghost.num_outputs_left
+        if ghost.tpot_target_ms is None:
+            self.has_default = True
+        elif ghost.tpot_target_ms < self.target_ms:
+            self.target_ms = ghost.tpot_target_ms
+        if self._num_behind:
+            # As if it had been there from the start.
+            ghost.skip(-self._num_behind)
+        self._ghosts.append(ghost)
+
+    def skip(self, num_tokens: int) -> None:
+        """Each has said so many more, none more than it may."""
+        self._num_behind += num_tokens
+        self.context += num_tokens * len(self._ghosts)
+        self.num_left -= num_tokens
+
+    def let_go(self) -> None:
+        """Of those that may say no more."""
+        if self.num_left > 0:
+            return
+        ghosts, num_behind = self._ghosts, self._num_behind
+        self.__init__()  # type: ignore[misc]
+        for ghost in ghosts:
+            ghost.skip(num_behind)
+            if ghost.num_outputs_left > 0:
+                self.add(ghost)
+
+
 @dataclass(slots=True)
 class GhostRow:
     """Rows of a chunk."""
@@ -78,9 +130,11 @@ class GhostChunk:
         return StepShape(num_prefill=sum([row.length for row in self.rows]), prefill_context=context)
 
 
-def shape_of_rows(rows: list[tuple[Ghost, int]]) -> StepShape:
+def shape_of_rows(chorus: Chorus, rows: list[tuple[Ghost, int]]) -> StepShape:
     """Of a whole forward; a row of its own counts as decode, as in `Step.measure`."""
-    num_decode = decode_context = num_prefill = prefill_tokens = num_sampled = 0
+    num_decode = num_sampled = len(chorus)
+    decode_context = chorus.context
+    num_prefill = prefill_tokens = 0
     for ghost, length in rows:
         start = ghost.num_planned
         num_sampled += start + length >= ghost.num_known

@@ -6,7 +6,7 @@ the budget bounds it, so that every stream gets its token in time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -17,7 +17,11 @@ from twinpath.scheduler.cost import CostModel, StepShape
 from twinpath.scheduler.pacing import Pacing
 from twinpath.scheduler.reserve import Reserve
 from twinpath.scheduler.sequence import Lane, Sequence
+<<<<<<< HEAD
+from twinpath.scheduler.shapes import Streams, mixed_shape, rows_shape
+=======
 from twinpath.scheduler.shapes import decode_shape, mixed_shape, rows_shape
+>>>>>>> origin/main
 from twinpath.scheduler.step import Step
 
 #: Fewest rows worth a chunk of their own: below, weights are read for too little.
@@ -147,27 +151,28 @@ class LanePlanner:
             if step.beside is not None:
                 self.pacing.note_beside(elapsed_ms / base_ms)
 
-    def budget_ms(self, decode: Iterable[Sequence], alone_ms: float) -> float:
+    def budget_ms(self, streams: Streams, alone_ms: float) -> float:
         """Of a period with these streams, whose step alone takes `alone_ms`."""
         settings = self.settings
         default = settings.itl_budget * alone_ms if settings.itl_budget_ms is None else settings.itl_budget_ms
+<<<<<<< HEAD
+        return min(streams.target_ms, default) if streams.has_default or not streams else streams.target_ms
+=======
         targets = [default if s.tpot_target_ms is None else s.tpot_target_ms for s in decode]
         return min(targets, default=default)
+>>>>>>> origin/main
 
-    def alone_ms(self, decode: list[Sequence]) -> float:
-        """From one token to the next when nothing else runs."""
-        return self._alone_ms(decode_shape(decode))
-
-    def _alone_ms(self, shape: StepShape) -> float:
+    def alone_ms(self, shape: StepShape) -> float:
+        """From one token to the next of streams of this shape, when nothing else runs."""
         ratio = None if self.pacing is None else self.pacing.idle_ratio
         return self.cost.predict(shape) if ratio is None else ratio * self.cost.base(shape)
 
-    def slack_ms(self, decode: list[Sequence], alone_ms: float) -> float:
+    def slack_ms(self, streams: Streams, alone_ms: float) -> float:
         """What a whole period leaves for prefill beside these streams, whose step takes `alone_ms`."""
         if self.pacing is not None:
-            budget_ms = self._budget_ms = self.budget_ms(decode, self.alone_ms(decode))
+            budget_ms = self._budget_ms = self.budget_ms(streams, self.alone_ms(streams.shape))
             return budget_ms * (1.0 - self.pacing.reserve) - alone_ms
-        budget_ms = self._gap_budget_ms = self.budget_ms(decode, alone_ms)
+        budget_ms = self._gap_budget_ms = self.budget_ms(streams, alone_ms)
         return budget_ms * (1.0 - self.reserve.share) - alone_ms
 
     def step_ms(self, shape: StepShape, *, is_beside: bool) -> float:
@@ -181,27 +186,26 @@ class LanePlanner:
         chunk = _next_chunk(chunks, prefill) if self._goes_on else None
         return chunk if chunk is not None and chunk.is_paused else None
 
-    def choose(self, decode: list[Sequence], prefill: list[Sequence], chunks: list[Chunk]) -> Choice:
-        """`decode`: sequences with a row that samples. `prefill`: the others in the order to serve them. `chunks`:
+    def choose(self, streams: Streams, prefill: list[Sequence], chunks: list[Chunk]) -> Choice:
+        """`streams`: sequences with a row that samples. `prefill`: the others in the order to serve them. `chunks`:
         those that can go on, oldest first. At least one of the three is not empty."""
         if not prefill and not chunks:
             return Choice()
         alone = Alone()
-        if decode:
-            shape = decode_shape(decode)
-            alone = Alone(shape, self.step_ms(shape, is_beside=self._goes_on))
-            slack_ms = self._least_ms(self.slack_ms(decode, alone.ms), chunks, prefill) - self._spent_ms
+        if streams:
+            alone = Alone(streams.shape, self.step_ms(streams.shape, is_beside=self._goes_on))
+            slack_ms = self._least_ms(self.slack_ms(streams, alone.ms), chunks, prefill) - self._spent_ms
         else:
             self._spent_ms = 0.0
             self._budget_ms = None
             slack_ms = self.settings.idle_step_ms
-        if self.pacing is not None and decode and self._spent_ms > 0.0 and slack_ms < _MIN_SLICE_MS:
+        if self.pacing is not None and streams and self._spent_ms > 0.0 and slack_ms < _MIN_SLICE_MS:
             return Choice()
         chunk = _next_chunk(chunks, prefill)
         if chunk is not None:
-            return self._go_on(chunk, slack_ms, bool(decode))
+            return self._go_on(chunk, slack_ms, bool(streams))
         batch = self._batch(prefill)
-        if not decode and prefill[0].lane is Lane.FAST and self._prefill_ms(batch) <= self.settings.fast_step_ms:
+        if not streams and prefill[0].lane is Lane.FAST and self._prefill_ms(batch) <= self.settings.fast_step_ms:
             return Choice(batch)
         if batch[0][1] < _MIN_CHUNK_TOKENS and sum([length for _, length in batch]) < _MIN_CHUNK_TOKENS:
             return Choice(_grant(prefill, self._num_mixed(alone, prefill, max(slack_ms, 0.0))[0]))

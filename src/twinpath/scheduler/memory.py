@@ -300,15 +300,18 @@ class Memory:
             room -= num_cold if spares_sessions else num_cold + num_kept
         spare = len(running)
         if self._has_lanes and sequence.lane is Lane.FAST and running:
-            fast = [other for other in running if other.lane is Lane.FAST]
-            growth = sum(map(self._growth, (*fast, sequence))) - self.slabs.num_drawn[Lane.FLEX]
+            growth = self._growth(sequence) - self.slabs.num_drawn[Lane.FLEX]
+            for other in running:
+                if other.lane is Lane.FAST:
+                    growth += self._growth(other)
             spare = max(spare, growth)
         return room - spare
 
     def _growth(self, sequence: Sequence) -> int:
         """Pages that a FAST request will probably draw for its outputs."""
-        expected = max(_MARGIN * self._mean_outputs - sequence.num_outputs, 1.0)
-        return -(-min(int(expected), sequence.max_outputs - sequence.num_outputs) // self._page_size)
+        num_outputs = sequence.num_known - sequence.num_prompt
+        expected, num_left = int(_MARGIN * self._mean_outputs - num_outputs), sequence.max_outputs - num_outputs
+        return -(-min(max(expected, 1), num_left) // self._page_size)
 
     def _append_pages(self, sequence: Sequence, num_pages: int) -> None:
         """Pages that are free or idle."""

@@ -12,9 +12,10 @@ from typing import cast
 
 from twinpath.scheduler.chunk import Chunk
 from twinpath.scheduler.cost import CostModel, StepShape, prefill_context
-from twinpath.scheduler.ghosts import Ghost, GhostChunk, GhostRow, shape_of_rows
+from twinpath.scheduler.ghosts import Chorus, Ghost, GhostChunk, GhostRow, shape_of_rows
 from twinpath.scheduler.lanes import Choice, LanePlanner
 from twinpath.scheduler.sequence import SHORT_ROWS, Lane, Sequence
+from twinpath.scheduler.shapes import Streams
 
 #: Steps played through; what is left of a long prefill then goes on at the rate found.
 _MOST_STEPS = 48
@@ -43,9 +44,15 @@ class Rollout:
     _chunk: GhostChunk | None = None
     #: At the last decode step: that chunk, its next layer, streams beside it, and `elapsed_ms`.
     _beat: tuple[GhostChunk | None, float, int, float] = (None, 0, 0, 0.0)
+    #: Those of the running ones that are streams.
+    _chorus: Chorus = field(default_factory=Chorus)
 
     def __post_init__(self) -> None:
         self.planner = self.planner.fork()
+<<<<<<< HEAD
+        self._join()
+=======
+>>>>>>> origin/main
 
     def until_first_token(self, target: Ghost, rest_ms: float = 0.0) -> float:
         """Milliseconds until `target` has run all it knows; beyond the steps played through by the rate found.
@@ -73,7 +80,7 @@ class Rollout:
             return
         index = 0
         has_flex = any(ghost.lane is Lane.FLEX and ghost.is_prefill for ghost in self.running)
-        while index < len(self.waiting) and len(self.running) < self.max_running:
+        while index < len(self.waiting) and len(self.running) + len(self._chorus) < self.max_running:
             ghost = self.waiting[index]
             if ghost.lane is Lane.FLEX and has_flex:
                 index += 1
@@ -82,76 +89,117 @@ class Rollout:
             self.running.append(self.waiting.pop(index))
 
     def _step(self) -> bool:
-        decode: list[Ghost] = []
+        #: Those that sample in the next step beside the chorus, by their rows.
+        short: list[tuple[Ghost, int]] = []
         prefill: list[Ghost] = []
         has_prefill = bool(self.chunks)
         for ghost in self.running:
             if not (length := ghost.num_plannable):
                 continue
             has_prefill = has_prefill or ghost.num_known > ghost.num_planned
-            (decode if length <= SHORT_ROWS else prefill).append(ghost)
+            if length <= SHORT_ROWS:
+                short.append((ghost, length))
+            else:
+                prefill.append(ghost)
         if not has_prefill:
-            return self._drain(decode)
+            return self._drain(short)
         prefill.sort(key=lambda ghost: ghost.key)
-        choice = self.planner.choose(
-            cast(list[Sequence], decode), cast(list[Sequence], prefill), cast(list[Chunk], self.chunks)
-        )
+        streams = self._streams(short)
+        choice = self.planner.choose(streams, cast(list[Sequence], prefill), cast(list[Chunk], self.chunks))
         rows = [(cast(Ghost, sequence), length) for sequence, length in choice.rows]
         if choice.layer_end is None:
             beside = self.planner.beside(cast(list[Chunk], self.chunks), cast(list[Sequence], prefill))
-            self._run(decode, rows, cast(GhostChunk, beside) if decode and not rows and beside else None)
+            self._run(short, rows, cast(GhostChunk, beside) if streams and not rows and beside else None)
         else:
             self._slice(choice, rows, choice.layer_end)
         return True
 
-    def _drain(self, decode: list[Ghost]) -> bool:
+    def _streams(self, short: list[tuple[Ghost, int]]) -> Streams:
+        chorus = self._chorus
+        num_rows, context = len(chorus), chorus.context
+        target_ms, has_default = chorus.target_ms, chorus.has_default
+        for ghost, length in short:
+            num_rows += length
+            context += prefill_context(ghost.num_planned, length)
+            if ghost.tpot_target_ms is None:
+                has_default = True
+            else:
+                target_ms = min(target_ms, ghost.tpot_target_ms)
+        return Streams(StepShape(num_rows, context, num_sampled=len(chorus) + len(short)), target_ms, has_default)
+
+    def _drain(self, short: list[tuple[Ghost, int]]) -> bool:
         """Nobody has a prefill to run: decode until the first stream ends. Its slot is free then."""
-        if not decode:
+        if not short and not self._chorus:
             return False
-        num_steps = max(min(ghost.num_outputs_left for ghost in decode), 1)
-        alone = shape_of_rows([(ghost, ghost.num_plannable) for ghost in decode])
+        num_steps = max(min([self._chorus.num_left, *[ghost.num_outputs_left for ghost, _ in short]]), 1)
+        alone = shape_of_rows(self._chorus, short)
         # Contexts grow evenly: the step in the middle is the mean one.
         self._pass(alone)
         [middle_ms] = self.planner.cost.predict_run(alone, range(num_steps // 2, num_steps // 2 + 1))
         self.elapsed_ms += (num_steps - 1) * (middle_ms + self.gap_ms)
-        for ghost in decode:
-            ghost.run(ghost.num_plannable)
+        self._chorus.skip(num_steps)
+        for ghost, length in short:
+            ghost.run(length)
             ghost.skip(num_steps - 1)
         self._let_go()
         return True
 
     def _let_go(self) -> None:
+        self._chorus.let_go()
         self.running = [ghost for ghost in self.running if ghost.num_outputs_left > 0 or ghost.is_prefill]
+        self._join()
 
+<<<<<<< HEAD
+    def _join(self) -> None:
+        """Streams are of the chorus."""
+        others: list[Ghost] = []
+        for ghost in self.running:
+            if ghost.is_prefill or ghost.num_outputs_left <= 0:
+                others.append(ghost)
+            else:
+                self._chorus.add(ghost)
+        self.running = others
+
+    def _run(
+        self, short: list[tuple[Ghost, int]], rows: list[tuple[Ghost, int]], beside: GhostChunk | None = None
+    ) -> None:
+        step_ms = self._pass(shape_of_rows(self._chorus, short + rows), is_beside=beside is not None)
+        if beside is not None:
+            self._go_on(beside, step_ms)
+        self._chorus.skip(1)
+=======
     def _run(self, decode: list[Ghost], rows: list[tuple[Ghost, int]], beside: GhostChunk | None = None) -> None:
         short = [(ghost, ghost.num_plannable) for ghost in decode]
         step_ms = self._pass(shape_of_rows(short + rows), is_beside=beside is not None)
         if beside is not None:
             self._go_on(beside, step_ms)
+>>>>>>> origin/main
         for ghost, length in short:
             ghost.run(length)
         for ghost, length in rows:
             self.done_ms += work_ms(self.planner.cost, ghost.num_planned, length)
             ghost.run(length)
         if not rows and self._chunk is not None:
-            self._skip(decode, self._chunk)
+            self._skip([ghost for ghost, _ in short], self._chunk)
         self._let_go()
 
-    def _skip(self, decode: list[Ghost], chunk: GhostChunk) -> None:
+    def _skip(self, others: list[Ghost], chunk: GhostChunk) -> None:
         """Periods like the last one, in which nothing but layers of one chunk ran beside the same streams: all at once,
         up to where one would end."""
         before, layer, num_streams, at_ms = self._beat
         num_layers = chunk.next_layer - layer
-        if before is chunk and num_streams == len(decode) and num_layers > 0:
-            num_left = min(ghost.num_outputs_left for ghost in decode) if decode else 0
+        num_now = len(self._chorus) + len(others)
+        if before is chunk and num_streams == num_now and num_layers > 0:
+            num_left = min([self._chorus.num_left, *[ghost.num_outputs_left for ghost in others]]) if num_now else 0
             num = min(ceil((self.num_layers - chunk.next_layer) / num_layers) - 1, num_left - 1)
             if num > 0:
                 self.elapsed_ms += num * (self.elapsed_ms - at_ms)
                 chunk.next_layer += num * num_layers
                 self.done_ms += num * num_layers / self.num_layers * self._chunk_ms(chunk)
-                for ghost in decode:
+                self._chorus.skip(num)
+                for ghost in others:
                     ghost.skip(num)
-        self._beat = chunk, chunk.next_layer, len(decode), self.elapsed_ms
+        self._beat = chunk, chunk.next_layer, num_now, self.elapsed_ms
 
     def _chunk_ms(self, chunk: GhostChunk) -> float:
         return sum(work_ms(self.planner.cost, row.start, row.length) for row in chunk.rows)

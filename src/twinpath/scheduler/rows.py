@@ -9,6 +9,7 @@ from twinpath.scheduler.chunk import Chunk, Row
 from twinpath.scheduler.lanes import Choice, LanePlanner
 from twinpath.scheduler.roster import Roster
 from twinpath.scheduler.sequence import SHORT_ROWS, Lane, Phase, Sequence
+from twinpath.scheduler.shapes import NO_STREAMS, streams_of
 from twinpath.types import EngineInfo, StepResult
 
 
@@ -87,7 +88,8 @@ class RowPicker:
             prefill.sort(key=lambda sequence: self._roster.rank(sequence, now_s))
         if not decode and not prefill and not chunks:
             return None
-        choice = planner.choose(decode, prefill, chunks)
+        streams = streams_of(decode) if prefill or chunks else NO_STREAMS
+        choice = planner.choose(streams, prefill, chunks)
         if choice.layer_end is not None:
             return self._slice(choice, choice.layer_end)
         rows = [self._take(sequence, sequence.num_plannable) for sequence in decode]

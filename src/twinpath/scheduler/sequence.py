@@ -169,6 +169,15 @@ class Sequence:
             prompt_tokens=self.num_prompt, completion_tokens=self.num_outputs, cached_tokens=self.cached_tokens
         )
 
+    def goes_on_after(self, new_tokens: list[int]) -> bool:
+        """Whether these sampled tokens follow others, of which nothing more was asked, and do not end the request."""
+        return (
+            self.started
+            and self.constraint is None
+            and self.num_known - self.num_prompt + len(new_tokens) < self.max_outputs
+            and self.stop_ids.isdisjoint(new_tokens)
+        )
+
     def append(self, new_tokens: list[int]) -> None:
         begin, num_new = self.num_known, len(new_tokens)
         end = self.num_known = begin + num_new

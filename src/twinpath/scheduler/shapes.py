@@ -3,11 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+<<<<<<< HEAD
+from math import inf
+
+import msgspec
+=======
+>>>>>>> origin/main
 
 from twinpath.scheduler.cost import StepShape, prefill_context
 from twinpath.scheduler.sequence import Sequence
 
 
+<<<<<<< HEAD
+class Streams(msgspec.Struct, frozen=True, gc=False):
+    """The sequences that are about to sample, all together."""
+
+    #: The few rows that each may run, the last of them sampled.
+    shape: StepShape = StepShape()
+    #: Shortest time from token to token that one of them asked for.
+    target_ms: float = inf
+    #: One of them asked for none: the server's own budget holds for it.
+    has_default: bool = False
+
+    def __bool__(self) -> bool:
+        return self.shape.num_sampled > 0
+
+
+NO_STREAMS = Streams()
+
+
+def streams_of(decode: list[Sequence]) -> Streams:
+    """Each with its next rows."""
+    num_rows = context = 0
+    target_ms, has_default = inf, False
+    for sequence in decode:
+        length, start = sequence.num_plannable, sequence.num_planned
+        num_rows += length
+        context += start + 1 if length == 1 else prefill_context(start, length)
+        if sequence.tpot_target_ms is None:
+            has_default = True
+        elif sequence.tpot_target_ms < target_ms:
+            target_ms = sequence.tpot_target_ms
+    return Streams(StepShape(num_rows, context, num_sampled=len(decode)), target_ms, has_default)
+=======
 def decode_shape(decode: list[Sequence]) -> StepShape:
     """The few rows that each may run, the last of them sampled."""
     num_rows = context = 0
@@ -16,6 +54,7 @@ def decode_shape(decode: list[Sequence]) -> StepShape:
         num_rows += length
         context += sequence.num_planned + 1 if length == 1 else prefill_context(sequence.num_planned, length)
     return StepShape(num_rows, context, num_sampled=len(decode))
+>>>>>>> origin/main
 
 
 def rows_shape(rows: Iterable[tuple[int, int]]) -> StepShape:
