@@ -17,11 +17,7 @@ from twinpath.scheduler.cost import CostModel, StepShape
 from twinpath.scheduler.pacing import Pacing
 from twinpath.scheduler.reserve import Reserve
 from twinpath.scheduler.sequence import Lane, Sequence
-<<<<<<< HEAD
 from twinpath.scheduler.shapes import Streams, mixed_shape, rows_shape
-=======
-from twinpath.scheduler.shapes import decode_shape, mixed_shape, rows_shape
->>>>>>> origin/main
 from twinpath.scheduler.step import Step
 
 #: Fewest rows worth a chunk of their own: below, weights are read for too little.
@@ -155,12 +151,7 @@ class LanePlanner:
         """Of a period with these streams, whose step alone takes `alone_ms`."""
         settings = self.settings
         default = settings.itl_budget * alone_ms if settings.itl_budget_ms is None else settings.itl_budget_ms
-<<<<<<< HEAD
         return min(streams.target_ms, default) if streams.has_default or not streams else streams.target_ms
-=======
-        targets = [default if s.tpot_target_ms is None else s.tpot_target_ms for s in decode]
-        return min(targets, default=default)
->>>>>>> origin/main
 
     def alone_ms(self, shape: StepShape) -> float:
         """From one token to the next of streams of this shape, when nothing else runs."""

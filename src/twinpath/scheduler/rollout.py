@@ -49,10 +49,7 @@ class Rollout:
 
     def __post_init__(self) -> None:
         self.planner = self.planner.fork()
-<<<<<<< HEAD
         self._join()
-=======
->>>>>>> origin/main
 
     def until_first_token(self, target: Ghost, rest_ms: float = 0.0) -> float:
         """Milliseconds until `target` has run all it knows; beyond the steps played through by the rate found.
@@ -149,7 +146,6 @@ class Rollout:
         self.running = [ghost for ghost in self.running if ghost.num_outputs_left > 0 or ghost.is_prefill]
         self._join()
 
-<<<<<<< HEAD
     def _join(self) -> None:
         """Streams are of the chorus."""
         others: list[Ghost] = []
@@ -167,13 +163,6 @@ class Rollout:
         if beside is not None:
             self._go_on(beside, step_ms)
         self._chorus.skip(1)
-=======
-    def _run(self, decode: list[Ghost], rows: list[tuple[Ghost, int]], beside: GhostChunk | None = None) -> None:
-        short = [(ghost, ghost.num_plannable) for ghost in decode]
-        step_ms = self._pass(shape_of_rows(short + rows), is_beside=beside is not None)
-        if beside is not None:
-            self._go_on(beside, step_ms)
->>>>>>> origin/main
         for ghost, length in short:
             ghost.run(length)
         for ghost, length in rows:

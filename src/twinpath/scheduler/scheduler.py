@@ -255,17 +255,13 @@ class Scheduler:
         counts, tokens = result.counts.tolist(), result.tokens.tolist()
         is_partial = step.layer_end < self.info.num_layers or result.paused_layer is not None
         is_run, failures, logprobs = step.repeat > 1, result.failures, result.logprobs
-<<<<<<< HEAD
         is_plain = not (is_partial or failures or logprobs)
-=======
->>>>>>> origin/main
         begin = 0
         for index, row in enumerate(step.rows):
             end = begin + counts[index]
             new_tokens, begin = tokens[begin:end], end
             if (sequence := row.sequence).phase is Phase.DONE:
                 continue  # It stopped while this row was in flight: overrun.
-<<<<<<< HEAD
             if is_plain and new_tokens and sequence.goes_on_after(new_tokens):
                 # Most rows: more of a stream, and nothing else to look at.
                 num_more = len(new_tokens) - 1 if is_run else 0
@@ -275,8 +271,6 @@ class Scheduler:
                 sequence.append(new_tokens)
                 events.append(TokensEvent(sequence.request_id, new_tokens))
                 continue
-=======
->>>>>>> origin/main
             failure = failures.get(index) if failures else None
             if failure is None:
                 if is_partial:

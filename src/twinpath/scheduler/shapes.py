@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-<<<<<<< HEAD
 from math import inf
 
 import msgspec
-=======
->>>>>>> origin/main
 
 from twinpath.scheduler.cost import StepShape, prefill_context
 from twinpath.scheduler.sequence import Sequence
 
 
-<<<<<<< HEAD
 class Streams(msgspec.Struct, frozen=True, gc=False):
     """The sequences that are about to sample, all together."""
 
@@ -45,16 +41,6 @@ def streams_of(decode: list[Sequence]) -> Streams:
         elif sequence.tpot_target_ms < target_ms:
             target_ms = sequence.tpot_target_ms
     return Streams(StepShape(num_rows, context, num_sampled=len(decode)), target_ms, has_default)
-=======
-def decode_shape(decode: list[Sequence]) -> StepShape:
-    """The few rows that each may run, the last of them sampled."""
-    num_rows = context = 0
-    for sequence in decode:
-        length = sequence.num_plannable
-        num_rows += length
-        context += sequence.num_planned + 1 if length == 1 else prefill_context(sequence.num_planned, length)
-    return StepShape(num_rows, context, num_sampled=len(decode))
->>>>>>> origin/main
 
 
 def rows_shape(rows: Iterable[tuple[int, int]]) -> StepShape:
