@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,7 +13,7 @@ from twinpath.api.chat_chunks import ChatChunks
 from twinpath.api.chat_turn import open_turns
 from twinpath.api.client_watch import ClientWatch
 from twinpath.api.exchange import Exchange
-from twinpath.api.generation import Door, answer_json, answer_stream, new_id, together
+from twinpath.api.generation import Door, answer_json, answer_stream, together
 from twinpath.api.logprobs import chat_logprobs
 from twinpath.api.ports import Tokenizer
 from twinpath.api.responses import AssistantMessage, ChatChoice, ChatCompletion, ChatLogprobs, UsageBody
@@ -36,14 +36,14 @@ class ChatCompletions:
         door, exchange = self._door, Exchange.of(scope)
         fields = await door.read(scope, receive, _decoder)
         async with door.watch(receive, send) as client:
-            call = ChatCall(new_id("chatcmpl"), exchange, client)
+            call = ChatCall(f"chatcmpl-{exchange.nonce}", exchange, client)
             turns = await open_turns(door, scope, fields, request_id=call.id)
             if fields.stream:
                 await self._stream(call, turns, fields.stream_options or StreamOptions())
             else:
                 await self._whole(call, turns)
 
-    async def _stream(self, call: ChatCall, turns: Sequence[Turn], options: StreamOptions) -> None:
+    def _stream(self, call: ChatCall, turns: Sequence[Turn], options: StreamOptions) -> Coroutine[None, None, None]:
         choices = [ChatChunks.of(call.id, index, turn, self._door, options) for index, turn in enumerate(turns)]
         stream = EventStream(call.client, b"".join(chunks.role() for chunks in choices))
 
@@ -64,7 +64,7 @@ class ChatCompletions:
             last = choices[0].finish() if len(choices) == 1 else b""
             return last + choices[0].usage([turn.stats.usage for turn in turns])
 
-        await answer_stream(call.exchange, stream, work)
+        return answer_stream(call.exchange, stream, work)
 
     async def _whole(self, call: ChatCall, turns: Sequence[Turn]) -> None:
         kept = [Kept(turn) for turn in turns]

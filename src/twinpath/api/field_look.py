@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from operator import attrgetter
+from typing import Any
 
 from twinpath.api.schemas import ChatCompletionRequest, CompletionRequest
 
@@ -12,15 +13,20 @@ _BARE = (ChatCompletionRequest(messages=[]), CompletionRequest(prompt=""))
 
 
 class FieldLook:
-    """A look at two or more fields. Those that an endpoint does not have count as absent."""
+    """A look at several fields. Those that an endpoint does not have count as absent."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._looks = {}
+        self._looks: dict[type, tuple[Callable[[Any], object], object]] = {}
         for bare in _BARE:
-            read = attrgetter(*(name for name in bare.__struct_fields__ if name in names))
+            own = [name for name in bare.__struct_fields__ if name in names]
+            read = attrgetter(*own) if own else _nothing
             self._looks[type(bare)] = read, read(bare)
 
     def finds_any(self, fields: ChatCompletionRequest | CompletionRequest) -> bool:
         """Whether one of the fields is there and not null. A raw one that says `null` counts as given."""
         read, absent = self._looks[type(fields)]
         return bool(read(fields) != absent)
+
+
+def _nothing(fields: object) -> tuple[()]:
+    return ()

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
+from twinpath.api.field_look import FieldLook
 from twinpath.api.schemas import (
     MAX_TOOL_NAME_CHARS,
     MAX_TOOLS,
@@ -22,6 +23,7 @@ from twinpath.errors import InvalidRequest
 T = TypeVar("T")
 #: What every format can write without quoting; wider than OpenAI's, since dots and slashes are about.
 _NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_TOOL_NAME_CHARS}}}")
+_LOOK = FieldLook({"tools", "tool_choice", "functions", "function_call"})
 _tools = msgspec.json.Decoder(list[Tool] | None)
 _functions = msgspec.json.Decoder(list[ToolFunction] | None)
 _choice = msgspec.json.Decoder(str | dict[str, Any] | None)
@@ -65,6 +67,8 @@ def tool_use(fields: ChatCompletionRequest) -> ToolUse | None:
 
     Raises: InvalidRequest naming the field.
     """
+    if not _LOOK.finds_any(fields):
+        return None
     tools, field = _tools_of(fields)
     mode, names, param = _choice_of(fields)
     if mode == "none" or (not tools and mode == "auto"):
