@@ -31,6 +31,7 @@ class PlainStreams:
         self._weights, self._x, self._attended, self._gated = weights, x, attended, gated
         self._result = torch.zeros(0)
         self.num_products = 0
+        self.layers: PlainLayers | None = None
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
         self._result.fill_(float("nan"))
@@ -58,6 +59,34 @@ class PlainStreams:
         return self._result
 
 
+class PlainLayers:
+    """The plain twin of a layer's products in one launch."""
+
+    def __init__(self, streams: PlainStreams) -> None:
+        self._streams = streams
+        self.num_layers = 0
+
+    def run(self, index: int, residual: Tensor) -> None:
+        streams, num_rows = self._streams, len(residual)
+        layers, eps = streams._weights.layers, streams._weights.spec.norm_eps
+
+        def norm(gain: Tensor) -> None:
+            scale = (residual.square().mean(dim=1, keepdim=True) + eps).rsqrt()
+            streams._x[:num_rows] = residual * scale * gain
+
+        residual += streams.o(index, num_rows)
+        norm(layers[index].mlp_norm)
+        streams.gate(index, num_rows)
+        residual += streams.down(index, num_rows)
+        self.num_layers += 1
+        if index + 1 < len(layers):
+            norm(layers[index + 1].attn_norm)
+            streams.qkv(index + 1, num_rows)
+
+    def qkv(self, num_rows: int) -> Tensor:
+        return self._streams.change(num_rows)
+
+
 def build() -> CudaEngine:
     spec = SPECS["qwen2"]
     packed = pack_weights(spec, random_weights(spec), torch.device("cpu"), torch.float32, spec.max_position)
@@ -80,7 +109,10 @@ def logprobs(engine: CudaEngine) -> list[float]:
     return found
 
 
-def test_few_rows_of_captured_steps_stream_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_one_launch", [False, True], ids=["products", "whole layers"])
+def test_few_rows_of_captured_steps_stream_and_say_the_same(
+    monkeypatch: pytest.MonkeyPatch, in_one_launch: bool
+) -> None:
     right = logprobs(build())
     monkeypatch.setattr(passes, "STREAMED_ROWS", 16)
     engine = build()
@@ -88,6 +120,8 @@ def test_few_rows_of_captured_steps_stream_and_say_the_same(monkeypatch: pytest.
     assert isinstance(launcher, StepLauncher)
     forward = launcher._forward
     streams = PlainStreams(forward.weights, forward._x, forward._attended, forward._gated)
+    layers = PlainLayers(streams)
+    streams.layers = layers if in_one_launch else None
     forward._streams = streams  # type: ignore[assignment]
     # Nothing is captured: the library serves, but for the logits.
     assert logprobs(engine) == pytest.approx(right, abs=1e-4)
@@ -99,6 +133,7 @@ def test_few_rows_of_captured_steps_stream_and_say_the_same(monkeypatch: pytest.
     assert got == pytest.approx(right, abs=1e-4) and len(got) == 4
     # The chunk of 30 rows goes to the library.
     assert streams.num_products == 4 * 3 * engine.info.num_layers
+    assert layers.num_layers == (4 * engine.info.num_layers if in_one_launch else 0)
 
 
 def test_shapes_are_those_of_the_weights() -> None:

@@ -139,17 +139,22 @@ class Forward:
         """
         weights, spec, num_rows = self.weights.layers[index], self.weights.spec, len(residual)
         x, change, streams = self._x[:num_rows], self._change[:num_rows], self._streams_of(num_rows, streamed)
-        self._add_change(index - 1, residual, weights.attn_norm, has_change=not first, streams=streams)
+        whole = None if streams is None else streams.layers
+        if whole is None or first:
+            self._add_change(index - 1, residual, weights.attn_norm, has_change=not first, streams=streams)
         qkv, q, attended = self._qkv[:num_rows], self._q[:num_rows], self._attended[:num_rows]
-        if streams is not None:
-            qkv = streams.qkv(index, num_rows)
-        else:
+        if streams is None:
             self._ops.linear(x, weights.qkv, qkv)
+        else:
+            qkv = streams.qkv(index, num_rows) if whole is None or first else whole.qkv(num_rows)
         rope, pages = self.weights.rope_tables[spec.layer_rope[index]], (self._kv.k[index], self._kv.v[index])
         self._ops.rotate_append(
             qkv, weights.qkv_bias, weights.head_norms, rope, rows, q, pages, self.shape, pdl=streams is not None
         )
         self._attend(index, rows, chunks, num_rows, is_first=first, share=share, pdl=streams is not None)
+        if whole is not None:
+            whole.run(index, residual)
+            return
         if streams is not None:
             change = streams.o(index, num_rows)
         else:
@@ -202,7 +207,8 @@ class Forward:
     def finish_layers(self, last_layer: int, residual: Tensor, *, streamed: bool = False) -> None:
         """Add what `last_layer` left; now `residual` may be kept, read or continued by another step."""
         streams = self._streams_of(len(residual), streamed)
-        self._add_change(last_layer, residual, None, has_change=True, streams=streams)
+        if streams is None or streams.layers is None:
+            self._add_change(last_layer, residual, None, has_change=True, streams=streams)
 
     def logits(self, picked: Tensor, residual: Tensor) -> Tensor:
         """Rows `picked` int32 [P] of `residual` -> logits float32 [P, vocab], valid until the next call."""

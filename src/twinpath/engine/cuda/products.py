@@ -1,6 +1,7 @@
 """A decode step of 16 rows and more: matrix products by the vendor's library, between them the row kernels.
 
-From 16 rows on the tensor cores' large instructions pay, which the library uses and our chain does not.
+From 16 rows on the tensor cores' large instructions pay, which the library uses and our chain does not. Where a layer's
+products can be one launch (`layer_streams`), the library is left with the first layer's q, k and v and the head.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 from twinpath.engine.cuda.buffers import StepBuffers, attend_rows
 from twinpath.engine.cuda.chain import ChainStep
 from twinpath.engine.cuda.collectives import Collective
+from twinpath.engine.cuda.layer_streams import StreamedLayers, can_stream, make_layers
 from twinpath.engine.cuda.weights import KvPool, PackedWeights
 from twinpath.kernels.lm_head.kernel import best_of_tiles, num_best_tiles
 from twinpath.kernels.prefill_rows.launch import add_norm, gate
@@ -39,6 +41,12 @@ class ProductStep:
         dtype, device = weights.embed.dtype, weights.embed.device
         self._change = torch.zeros(rows, spec.hidden_size, dtype=dtype, device=device)
         self._gate_up = torch.zeros(rows, 2 * spec.intermediate_size, dtype=dtype, device=device)
+        #: Take everything but attention over, where card and model allow; the library serves the first q, k and v.
+        self._streamed: StreamedLayers | None = None
+        if ranks is None and can_stream(buffers.scaled):
+            self._streamed = make_layers(
+                weights, buffers.scaled, buffers.attended, buffers.gated, buffers.projected.view(-1)
+            )
 
     def num_parts(self, batch: int) -> int:
         """Parts of `attn_squares` that `begin_step` must fill; nobody reads them here."""
@@ -63,11 +71,15 @@ class ProductStep:
         buffers, spec, layer = self._buffers, self._weights.spec, self._weights.layers[index]
         x, residual, change = buffers.scaled[:batch], buffers.residual[:batch], self._change[:batch]
         projected, attended, gated = buffers.projected[:batch], buffers.attended[:batch], buffers.gated[:batch]
-        self._norm(index, batch)
-        _product(x, layer.qkv, projected)
+        if self._streamed is None or index == 0:
+            self._norm(index, batch)
+            _product(x, layer.qkv, projected)
         if layer.qkv_bias is not None:
             projected.add_(layer.qkv_bias)
         attend_rows(index, batch, self._weights, self._kv, buffers, shape=self._attention, splits=self._splits)
+        if self._streamed is not None:
+            self._streamed.run(index, residual)
+            return
         torch.mm(attended, layer.o.t(), out=change)
         if self._ranks is not None:
             self._ranks.add_up(change)
@@ -86,6 +98,8 @@ class ProductStep:
         gain = weights.layers[index].attn_norm if index < len(weights.layers) else weights.final_norm
         norms = weights.layers[index - 1].post_norms if index else None
         change, post = self._change[:batch] if index else None, norms[1] if norms else None
+        if self._streamed is not None:
+            change = None
         residual, x = buffers.residual[:batch], buffers.scaled[:batch]
         add_norm(residual, change, gain, x, weights.spec.norm_eps, post_weight=post)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from twinpath.engine.cuda.layer_streams import can_stream, make_layers
 from twinpath.engine.cuda.tuning import StepTuning
 from twinpath.engine.cuda.weights import PackedLayer, PackedWeights
 from twinpath.kernels.linear.kernel import linear
@@ -40,6 +41,8 @@ class StreamedProducts:
         }
         widest = max(shape.outputs for shape in shapes.values() if not shape.gated)
         self._result = torch.zeros(ROW_SIZES[-1] * widest, device=device)
+        #: Takes everything from attention to the next layer's q, k and v over.
+        self.layers = make_layers(weights, x, attended, gated, self._result)
 
     def qkv(self, layer: int, num_rows: int) -> Tensor:
         return self._product("qkv", layer, num_rows)
@@ -78,9 +81,7 @@ class StreamedProducts:
 
 def make_streams(weights: PackedWeights, x: Tensor, attended: Tensor, gated: Tensor) -> StreamedProducts | None:
     """For bfloat16 on Hopper and shapes whose stages come out even."""
-    if x.device.type != "cuda" or x.dtype != torch.bfloat16:
-        return None
-    if torch.cuda.get_device_capability(x.device) != (9, 0):
+    if not can_stream(x):
         return None
     if (
         not all(map(is_supported, projection_shapes(weights.spec).values()))

@@ -33,11 +33,11 @@ class StreamLinear:
     def weight_map(self, weight: Tensor) -> list[int]:
         """Words by which the card finds tiles of `weight` [outputs (twice, gated), summed]."""
         box = self.cut.tile // 2 if self.shape.gated else self.cut.tile
-        return _map(weight, box)
+        return box_map(weight, box)
 
     def row_map(self, x: Tensor) -> list[int]:
         """The same for the rows of `x` [any, summed]: those past `rows`, or past the end, are not read."""
-        return _map(x, self.rows)
+        return box_map(x, self.rows)
 
     def launch(
         self,
@@ -55,7 +55,8 @@ class StreamLinear:
         self._kernel.launch(self._num_programs, self._num_threads, values, dependent=dependent)
 
 
-def _map(matrix: Tensor, box_rows: int) -> list[int]:
+def box_map(matrix: Tensor, box_rows: int) -> list[int]:
+    """Words by which the copy engine finds boxes of `box_rows` lines of a bfloat16 matrix."""
     num_rows, columns = matrix.shape
     return tensor_map(matrix, (columns, num_rows), (matrix.stride(0),), (STAGE_COLUMNS, box_rows))
 
@@ -86,10 +87,10 @@ def source(tile: int) -> str:
     """All files as one text: NVRTC sees no files."""
     folder = Path(__file__).parent
     primitives, linear = ((folder / name).read_text(encoding="utf-8") for name in ("primitives.cuh", "linear.cu"))
-    return primitives + _multiply_tile(tile) + linear
+    return primitives + multiply_tile(tile) + linear
 
 
-def _multiply_tile(tile: int) -> str:
+def multiply_tile(tile: int) -> str:
     """The tensor cores' instruction for this tile: sums[64 x tile] = rows[64 x 16] weights[tile x 16]^T, plus the sums
     there were if `adds`."""
     num = tile // 2
