@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -118,7 +119,10 @@ def compare(text: TextModel, suite: Path | None, agent_schemas: list[Any]) -> di
     vocabulary = Vocabulary(text.tokenizer, size, text.stop_token_ids, text.tokenizer.encode)
     contestants: dict[str, Contestant] = {"llguidance": LlGuidance(vocabulary)}
     if importlib.util.find_spec("xgrammar") is not None:
-        contestants["xgrammar"] = XGrammar(text, size)
+        try:
+            contestants["xgrammar"] = XGrammar(text, size)
+        except ImportError as error:  # Of something that it needs and does not bring.
+            print(f"xgrammar is installed but cannot be imported ({error}): left out", file=sys.stderr)
     found = {}
     for name, contestant in contestants.items():
         found[name] = {"agent": _agent(contestant, agent_schemas, vocabulary)}

@@ -82,3 +82,20 @@ def test_patterns_are_closed_out_by_their_other_branch(sayer: Sayer, pattern: st
         for seed in range(5):
             answer = sayer.say(grammar, 30, random.Random(seed).randint(0, 99))
             assert re.fullmatch(pattern, read(answer.text)), answer
+
+
+#: Each made a search look to the end from every place of it: minutes, in which no other stream got a token.
+UNCLOSED = [
+    'start: "' + '\\"' * 32_000,
+    "start: {" + "1" * 64_000,
+    "start: " + "(?" * 32_000,
+    "start: " + "\\p{" * 21_000,
+]
+
+
+@pytest.mark.parametrize("text", UNCLOSED)
+def test_what_is_not_closed_is_read_once(text: str) -> None:
+    for kind in ("lark", "regex"):
+        with pytest.raises(InvalidRequest):
+            check_pattern(text, "regex") if kind == "regex" else check_lark(text, "grammar")
+            GrammarChecker().check(Grammar(kind, text), "grammar")

@@ -13,8 +13,9 @@ from llguidance import LLTokenizer
 from twinpath.errors import InvalidRequest
 from twinpath.grammar.compiler import compile_text
 from twinpath.grammar.completion import byte_vocabulary
+from twinpath.grammar.ending import endless_rule
 from twinpath.grammar.schema import SPACING, SchemaRefused, subschemas
-from twinpath.grammar.source import plain, to_engine_text
+from twinpath.grammar.source import lark_text, plain, to_engine_text
 from twinpath.grammar.structure import ToolGrammar
 from twinpath.types import Grammar
 
@@ -51,6 +52,9 @@ class GrammarChecker:
             raise InvalidRequest(error.message, param=param, code=error.code) from None
 
     def _check(self, grammar: Grammar) -> None:
+        if grammar.kind == "lark" and (rule := endless_rule(lark_text(grammar.source))) is not None:
+            message = f"The grammar cannot be used: no word of its rule '{rule}' ever ends."
+            raise InvalidRequest(message, code="invalid_grammar")
         matcher = compile_text(to_engine_text(grammar, plain), self._vocabulary)
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error() or not mask.any():

@@ -18,13 +18,18 @@ _ENDLESS = 10**12
 #: Terminals that refer to others are followed so deep.
 _MAX_DEPTH = 64
 
-_ESCAPE = r"\\(?:[pPxuU]\{[^}]*\}|.)"
-_CLASS = r"\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]"
-_REPEAT = r"\{(?P<least>\d+)?(?P<comma>,)?(?P<most>\d+)?\}"
-_PATTERN = re.compile(rf"(?P<open>\((?:\?[^:)]*:|\?P?<\w+>)?)|(?P<close>\))|{_REPEAT}|{_ESCAPE}|{_CLASS}|.", re.DOTALL)
+# Texts are hostile, and a search holds the interpreter: nothing here looks far ahead in vain, or twice at one place.
+# What is not closed goes to its end.
+_ESCAPE = r"\\(?:[pPxuU]\{[^}]{0,64}\}|.)"
+_CLASS = r"\[\^?\]?(?:\\.|\[:\^?\w{1,16}:\]|[^\]\\])*+\]?"
+_REPEAT = r"\{(?P<least>\d++)?(?P<comma>,)?(?P<most>\d++)?\}"
+#: Of one line.
+STRING = r'"(?:\\[^\n]|[^"\\\n])*+"?'
+_OPEN = r"\((?:\?[^:)]{0,64}:|\?P?<\w{1,64}>)?"
+_PATTERN = re.compile(rf"(?P<open>{_OPEN})|(?P<close>\))|{_REPEAT}|{_ESCAPE}|{_CLASS}|.", re.DOTALL)
 _LARK = re.compile(
     rf"(?P<open>\()|(?P<close>\))|{_REPEAT}|~\s*(?P<from>\d+)(?:\s*\.\.\s*(?P<to>\d+))?"
-    r'|(?P<text>"(?:\\.|[^"\\])*")|/(?P<pattern>(?:\\.|[^/\\])+)/|(?P<name>[A-Za-z_]\w*)|%json|//[^\n]*|.',
+    rf"|(?P<text>{STRING})|/(?P<pattern>(?:\\.|[^/\\])++)/?|(?P<name>[A-Za-z_]\w*)|%json|//[^\n]*|.",
     re.DOTALL,
 )
 _RULE = re.compile(r"^[?!]?(?P<name>[A-Za-z_][\w-]*)(?:\[[^\]\n]*\])?(?:\.-?\d+)?\s*(?:::=|:)", re.MULTILINE)
@@ -57,11 +62,16 @@ def too_large(size: int) -> str:
     return f"has {shown} positions with its repetitions written out; at most {MAX_EXPANDED} are accepted"
 
 
-def lark_sizes(text: str) -> dict[str, int]:
-    """Of each rule and terminal. A terminal becomes one automaton with all that it refers to; a rule refers."""
+def rule_bodies(text: str) -> dict[str, str]:
+    """Of each rule and terminal, what stands after its colon."""
     heads = list(_RULE.finditer(text))
     ends = [*(head.start() for head in heads[1:]), len(text)]
-    bodies = {head["name"]: text[head.end() : end] for head, end in zip(heads, ends, strict=False)}
+    return {head["name"]: text[head.end() : end] for head, end in zip(heads, ends, strict=False)}
+
+
+def lark_sizes(text: str) -> dict[str, int]:
+    """Of each rule and terminal. A terminal becomes one automaton with all that it refers to; a rule refers."""
+    bodies = rule_bodies(text)
     sizes: dict[str, int] = {}
 
     def size(name: str, depth: int) -> int:

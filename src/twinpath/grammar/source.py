@@ -58,7 +58,7 @@ def _lark_of(grammar: Grammar, split: Split) -> tuple[str, list[dict[str, str]]]
         case "tools":
             return _tools_lark(_tools.decode(grammar.source), split)
         case "lark":
-            return "start: @user\n", [{"name": "user", "lark_grammar": _lark_text(grammar.source)}]
+            return "start: @user\n", [{"name": "user", "lark_grammar": lark_text(grammar.source)}]
 
 
 def _tools_lark(tools: ToolGrammar, split: Split) -> tuple[str, list[dict[str, str]]]:
@@ -137,11 +137,11 @@ def _slashes_escaped(pattern: str) -> str:
     return "".join(out)
 
 
-def _lark_text(text: str) -> str:
+def lark_text(text: str) -> str:
     """Lark as it is; EBNF of the `::=` kind is translated."""
     if "::=" not in text:
         return text
     try:
         return llguidance.gbnf_to_lark.gbnf_to_lark(text)
-    except (ValueError, RecursionError) as error:
+    except Exception as error:  # Of an unknown rule the translator says no more than that.
         raise InvalidRequest(f"Invalid grammar: {error}", param="grammar") from None
