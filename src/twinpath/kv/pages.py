@@ -110,6 +110,10 @@ class PagePool:
 
     def allocate_run(self, num_pages: int) -> list[int]:
         """As many free pages at once."""
+        if num_pages == 1:  # What streams ask for, one by one.
+            page = self._free.pop()
+            self._references[page] = 1
+            return [page]
         run = self._free[-num_pages:]
         assert len(run) == num_pages > 0
         del self._free[-num_pages:]
@@ -158,6 +162,11 @@ class PagePool:
 
     def mark_cached(self, pages: list[int]) -> None:
         """These referenced pages now hold reusable prefixes."""
+        if len(pages) == 1:
+            (page,) = pages
+            assert self._references[page]
+            self._cached[page] = True
+            return
         index = np.array(pages, np.intp)
         assert np.count_nonzero(self._references[index]) == len(pages)
         self._cached[index] = True
@@ -221,7 +230,10 @@ class PagePool:
         self._free += pages
 
     def _lose_content(self, pages: list[int]) -> None:
-        self._cached[pages] = False
+        if len(pages) == 1:
+            self._cached[pages[0]] = False
+        else:
+            self._cached[pages] = False
         for listener in self.listeners:
             listener(pages)
 

@@ -43,7 +43,10 @@ class Residency:
     def append(self, sequence: Sequence, pages: list[int]) -> None:
         """More pages, freshly allocated."""
         num_pages = len(sequence.pages)
-        self.block_tables[sequence.slot, num_pages : num_pages + len(pages)] = pages
+        if len(pages) == 1:
+            self.block_tables[sequence.slot, num_pages] = pages[0]
+        else:
+            self.block_tables[sequence.slot, num_pages : num_pages + len(pages)] = pages
         sequence.pages += pages
 
     def num_missing_pages(self, sequence: Sequence, num_tokens: int) -> int:
