@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -12,10 +11,8 @@ from twinpath.engine.reference import ReferenceEngine
 from twinpath.engine.reference_memory import Dtype, ReferenceOptions, page_bytes
 from twinpath.errors import UserError
 from twinpath.model.files import files_at
-from twinpath.model.tensors import Weights, WeightTensor, WeightType
+from twinpath.model.tensors import Report, ReportedWeights, Weights, WeightType
 from twinpath.model.weights import load_weights, read_spec
-
-Report = Callable[[int, int, str], None]
 
 #: Rows of one step: on CUDA enough to keep it busy, on CPU few enough that an interrupt between layers comes soon.
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}
@@ -53,7 +50,7 @@ def open_reference(config: EngineConfig, scheduler: SchedulerConfig, report: Rep
             raise UserError(f"kv_cache_mb {config.kv_cache_mb} holds no page of {config.page_size} tokens")
         options = replace(options, num_pages=num_pages)
     try:
-        return ReferenceEngine(spec, _Reported(weights, report), options)
+        return ReferenceEngine(spec, ReportedWeights(weights, report), options)
     except torch.OutOfMemoryError as error:
         raise UserError(f"the model does not fit the GPU's memory in {options.dtype}: {error}") from error
 
@@ -72,24 +69,3 @@ def _step_tokens(config: EngineConfig, scheduler: SchedulerConfig, max_position:
     if not scheduler.enable_chunked_prefill:
         return max(window, scheduler.max_num_batched_tokens or 0)
     return scheduler.max_num_batched_tokens or min(_STEP_TOKENS[config.device], max(window, scheduler.max_num_seqs))
-
-
-class _Reported(Mapping[str, WeightTensor]):
-    """Weights that say how many of them were asked for."""
-
-    def __init__(self, weights: Weights, report: Report) -> None:
-        self._weights = weights
-        self._report = report
-        self._num_done = 0
-
-    def __getitem__(self, name: str) -> WeightTensor:
-        tensor = self._weights[name]
-        self._num_done += 1
-        self._report(self._num_done, len(self._weights), name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)

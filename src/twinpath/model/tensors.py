@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -63,3 +63,28 @@ def quoted(name: str) -> str:
 
 #: Canonical name -> tensor; see `twinpath.model.spec` for the names.
 Weights = Mapping[str, WeightTensor]
+
+
+#: (how many, of how many, which): told of each weight as it is read.
+Report = Callable[[int, int, str], None]
+
+
+class ReportedWeights(Mapping[str, WeightTensor]):
+    """Weights that say how many of them were asked for."""
+
+    def __init__(self, weights: Weights, report: Report) -> None:
+        self._weights = weights
+        self._report = report
+        self._num_done = 0
+
+    def __getitem__(self, name: str) -> WeightTensor:
+        tensor = self._weights[name]
+        self._num_done += 1
+        self._report(self._num_done, len(self._weights), name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,13 +16,11 @@ from twinpath.engine.cuda.upload import Uploader
 from twinpath.engine.cuda.weights import pack_weights
 from twinpath.errors import UserError
 from twinpath.model.files import files_at
-from twinpath.model.tensors import Weights, WeightTensor, WeightType
+from twinpath.model.tensors import Report, ReportedWeights, Weights, WeightType
 from twinpath.model.weights import load_weights, read_spec
 
 if TYPE_CHECKING:
     from twinpath.engine.cuda.ranks import RankGroup
-
-Report = Callable[[int, int, str], None]
 
 #: The card that the tilings were measured on, and the least that runs the kernels.
 _TUNED_CARDS = ("H200",)
@@ -76,7 +74,7 @@ def open_cuda(
         began_s = time.perf_counter()
         device = torch.device("cuda", torch.cuda.current_device())
         with Uploader(device, dtype) as upload:
-            packed = pack_weights(spec, _Reported(weights, report), device, dtype, window, upload.send, shard)
+            packed = pack_weights(spec, ReportedWeights(weights, report), device, dtype, window, upload.send, shard)
         loaded_s = time.perf_counter() - began_s
         engine = CudaEngine(packed, options, ranks=ranks)
     except torch.OutOfMemoryError as error:
@@ -108,24 +106,3 @@ def choose_dtype(config: EngineConfig, weights: Weights) -> str:
     if config.dtype != "auto":
         return config.dtype
     return "float16" if weights["embed"].type == WeightType.F16 else "bfloat16"
-
-
-class _Reported(Mapping[str, WeightTensor]):
-    """Weights that say how many of them were asked for."""
-
-    def __init__(self, weights: Weights, report: Report) -> None:
-        self._weights = weights
-        self._report = report
-        self._num_done = 0
-
-    def __getitem__(self, name: str) -> WeightTensor:
-        tensor = self._weights[name]
-        self._num_done += 1
-        self._report(self._num_done, len(self._weights), name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)

@@ -13,12 +13,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from twinpath.config import EngineConfig
 from twinpath.engine.cuda.engine import CudaEngine
 from twinpath.engine.cuda.follower import follow
-from twinpath.engine.cuda.load import Report, open_cuda
+from twinpath.engine.cuda.load import open_cuda
 from twinpath.engine.cuda.rank_messages import Failed, Loaded, RankChannel, RankClosed
 from twinpath.engine.cuda.ranks import Command, Followers, OnLoss, RankGroup, form_group, join_leader
 from twinpath.engine.cuda.shards import Shard, check_divisible
 from twinpath.errors import UserError
 from twinpath.model.files import files_at
+from twinpath.model.tensors import Report
 from twinpath.model.weights import read_spec
 
 
