@@ -4,6 +4,12 @@ an engine.
 Owns every decision between a `Request` and a `StepPlan`, and between a `StepResult` and `Event`s. May import kv,
 contracts, types; `loop` also ipc messages and config. Never imports torch or an engine, never reads a clock it was
 not given.
+
+A request goes `inbox` -> `loop` -> `grammars` -> `scheduler`, where `admission` gives it a lane and a promise, `queue`
+and `roster` hold it in the order of a `policy`, and `memory` finds it pages (`residency`: what it holds). `rows` picks
+each `step`, with lanes as `lanes` says (`cost`, `curve`, `shapes`: what steps take; `pacing`, `reserve`: what stays
+free). What comes back is told by `answer`. Promises: `outlook` looks ahead by a `rollout` of `ghosts`, `forecast`
+corrects it.
 """
 
 from twinpath.scheduler.assembly import make_scheduler
