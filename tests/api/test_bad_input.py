@@ -294,3 +294,9 @@ def test_errors_never_echo_the_input(server: LiveServer) -> None:
         assert 400 <= answer.status_code < 500
         assert len(answer.content) < 1024
     refusal(server.post("/v1/" + "x" * 5000, b"{}"), 404)
+
+
+def test_a_byte_order_mark_before_the_body_is_no_fault(server: LiveServer) -> None:
+    body = json.dumps({"prompt": "plain", "max_tokens": 3}).encode()
+    assert server.post(COMPLETIONS, b"\xef\xbb\xbf" + body).status_code == 200
+    assert server.post(COMPLETIONS, b"\xef\xbb\xbf" * 2 + b"{").status_code == 400

@@ -99,3 +99,10 @@ def test_what_is_not_closed_is_read_once(text: str) -> None:
         with pytest.raises(InvalidRequest):
             check_pattern(text, "regex") if kind == "regex" else check_lark(text, "grammar")
             GrammarChecker().check(Grammar(kind, text), "grammar")
+
+
+def test_very_many_repetitions_without_end_are_too_large() -> None:
+    check_pattern(".*" * 1000, "regex")
+    check_pattern("\\*" * 2000, "regex")
+    with pytest.raises(InvalidRequest):
+        check_pattern(".*" * 1001, "regex")

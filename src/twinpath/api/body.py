@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 from typing import TypeVar
 
@@ -101,6 +102,8 @@ def decode_body(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if body[:3] == codecs.BOM_UTF8:  # Windows shells write it before what they save.
+            return decode_body(body[3:], decoder)
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
     except RecursionError:
         raise InvalidRequest("The request body is nested too deeply.") from None

@@ -144,4 +144,4 @@ def lark_text(text: str) -> str:
     try:
         return llguidance.gbnf_to_lark.gbnf_to_lark(text)
     except Exception as error:  # Of an unknown rule the translator says no more than that.
-        raise InvalidRequest(f"Invalid grammar: {error}", param="grammar") from None
+        raise InvalidRequest(f"Invalid grammar: {error}", param="grammar", code="invalid_grammar") from None
