@@ -6,16 +6,15 @@ for the next layer, so a layer leaves it in `_change` and whoever comes next pic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from twinpath.engine.cuda.ops import Operations
-from twinpath.engine.cuda.slots import ALIGNMENT
+from twinpath.engine.cuda.slots import aligned
 from twinpath.engine.cuda.weights import KvPool, PackedWeights
 from twinpath.kernels.prefill_attention.spec import AttentionTiling, KeyParts, rows_per_tile
 from twinpath.kernels.prefill_rows.spec import HeadShape, Rows
@@ -31,8 +30,6 @@ FEW_ROWS = 512
 LONG_CONTEXT = 12_288
 #: Steps of up to so many rows take `StreamedProducts`.
 STREAMED_ROWS = 128
-#: Beyond so many rows the library's choice hardly changes.
-_MOST_CHOSEN = 3072
 #: So few rows of logits are taken by a kernel of our own (the head of an 8B in 231 us, by the library in 249).
 FEW_LOGITS = 8
 
@@ -100,12 +97,12 @@ class Forward:
 
         self._streams = make_streams(self.weights, self._x, self._attended, self._gated)
 
-    def warm_products(self) -> None:
+    def warm_products(self, row_counts: Iterable[int]) -> None:
         """Run the library's products for every number of rows that a step may have: it chooses a kernel by that number,
         and the first use of one takes 10 to 20 ms, which a ready server would owe its streams."""
-        layer, most = self.weights.layers[0], len(self._x)
-        for num_rows in chain(range(ALIGNMENT, _MOST_CHOSEN, ALIGNMENT), range(_MOST_CHOSEN, most + 1, FEW_ROWS)):
-            rows = slice(min(num_rows, most))
+        layer = self.weights.layers[0]
+        for num_rows in row_counts:
+            rows = slice(aligned(num_rows))
             self._ops.linear(self._x[rows], layer.qkv, self._qkv[rows])
             self._ops.linear(self._attended[rows], layer.o, self._change[rows])
             self._ops.linear(self._x[rows], layer.gate_up, self._gate_up[rows])

@@ -26,6 +26,9 @@ Pool = Any  # torch names no type for it
 DECODE_TIERS = (1, 2, 4, 8, 16, 32, 64)
 #: Rows of a step whose launches would take longer than the card's work on them.
 PREFILL_TIERS = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+#: Beyond the tiers rows are padded to the first of these, from `_MANY_ROWS` on to the second: few enough counts that
+#: each of the library's products has run once before ready.
+_ROW_GRAIN, _MANY_ROW_GRAIN, _MANY_ROWS = 128, 512, 4096
 #: Pieces of a captured prefill: between them a step can be left. A border costs the card some microseconds, so that few
 #: rows have fewer.
 _NUM_PIECES = 4
@@ -67,6 +70,15 @@ class StepGraphs:
 
     def prefill_tier(self, num_rows: int) -> int | None:
         return next((tier for tier in self.prefill if tier >= num_rows), None)
+
+
+def launched_rows(num_rows: int) -> int:
+    """With how many rows a step of `num_rows` runs that is not captured; the rest is padding."""
+    tier = next((tier for tier in PREFILL_TIERS if tier >= num_rows), None)
+    if tier is not None:
+        return tier
+    grain = _ROW_GRAIN if num_rows <= _MANY_ROWS else _MANY_ROW_GRAIN
+    return -(-num_rows // grain) * grain
 
 
 def decode_shape(tier: int) -> Shape:

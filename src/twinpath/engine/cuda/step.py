@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from twinpath.engine.cuda.forward import FEW_ROWS, LONG_CONTEXT, Chunk, Forward
-from twinpath.engine.cuda.graphs import Captures, DecodeGraphs, StepGraphs, capture_graphs, decode_shape
+from twinpath.engine.cuda.graphs import Captures, DecodeGraphs, StepGraphs, capture_graphs, decode_shape, launched_rows
 from twinpath.engine.cuda.inputs import InputBlocks, InputViews, Mark, StepInputs, make_mark
 from twinpath.engine.cuda.logprobs import KeptLogits, PromptScorer, prompt_logprobs, wants_prompt
 from twinpath.engine.cuda.memory import NUM_RESIDUALS
@@ -116,12 +116,13 @@ class StepLauncher:
             self._fetch,
         )
         self._graphs = capture_graphs(captures, step)
+        max_rows = self._info.max_step_tokens
         # Every kernel is compiled before ready, those of steps that are not captured too.
-        for most, share in ((self._info.max_step_tokens, False), (FEW_ROWS, True)):
+        for most, share in ((max_rows, False), (FEW_ROWS, True)):
             if not share or self._forward.shares_contexts:
-                rows = self._views(self._shape(min(most, self._info.max_step_tokens))).rows
+                rows = self._views(self._shape(min(most, max_rows))).rows
                 self._forward.layer(0, rows, self._residual[: len(rows.tokens)], first=True, share=share)
-        self._forward.warm_products()
+        self._forward.warm_products(sorted({min(launched_rows(n), max_rows) for n in range(1, max_rows + 1)}))
         self._scorer.warm_up(self._residual)
         padding = self._views(self._shape(1))
         self._forward.finish_layers(self._info.num_layers - 1, self._residual[: len(padding.rows.tokens)])
@@ -219,7 +220,7 @@ class StepLauncher:
         tier = graphs.prefill_tier(num_rows) if graphs is not None and is_whole else None
         if tier is not None and not self._shares(rows):
             return None, self._shape(tier)
-        return None, self._shape(num_rows)
+        return None, self._shape(min(launched_rows(num_rows), self._info.max_step_tokens))
 
     def _shares(self, rows: StepRows) -> bool:
         """Whether programs share the step's contexts: few rows after a long one."""
