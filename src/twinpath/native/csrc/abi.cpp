@@ -188,20 +188,20 @@ TP_EXPORT int32_t tp_test_gemm(const char* isa, int32_t format, int32_t rows, in
     const tp::Kernels* k = tp::choose_kernels(isa);
     if (!k || tp::file_row_bytes(static_cast<tp::Format>(format), cols) < 0) return 2;
     tp::ThreadPool pool(1);
-    tp::Weight w;
-    w.matrix = tp::describe_matrix(static_cast<tp::Format>(format), rows, cols);
-    if (!w.memory.allocate(tp::matrix_bytes(w.matrix))) return 3;
-    w.matrix.data = w.memory.data();
-    tp::repack(file, w.matrix, pool);
+    tp::Matrix w = tp::describe_matrix(static_cast<tp::Format>(format), rows, cols);
+    tp::LazyMemory memory;
+    if (!memory.allocate(tp::matrix_bytes(w))) return 3;
+    w.data = memory.data();
+    tp::repack(file, w, pool);
     tp::ActsBuffer acts;
     const int64_t stride = tp::round_up(rows, tp::kGroup), padded = tp::round_up(cols, tp::kBlock);
-    if (!acts.allocate(num_tokens, cols, activation_bits, w.matrix.dense())) return 3;
+    if (!acts.allocate(num_tokens, cols, activation_bits, w.dense())) return 3;
     std::vector<float> row(static_cast<size_t>(padded)), out(static_cast<size_t>(stride * num_tokens));
     for (int t = 0; t < num_tokens; ++t) {
         std::memcpy(row.data(), x + static_cast<int64_t>(t) * cols, sizeof(float) * static_cast<size_t>(cols));
         k->quantize(row.data(), acts.acts.num_blocks, acts.acts, t, 0);
     }
-    k->gemm(w.matrix, 0, w.matrix.num_groups, acts.acts, 0, num_tokens, out.data(), stride, false);
+    k->gemm(w, 0, w.num_groups, acts.acts, 0, num_tokens, out.data(), stride, false);
     for (int t = 0; t < num_tokens; ++t) std::memcpy(y + static_cast<int64_t>(t) * rows, out.data() + t * stride, sizeof(float) * static_cast<size_t>(rows));
     return 0;
 }
@@ -210,11 +210,11 @@ TP_EXPORT int32_t tp_test_gemm(const char* isa, int32_t format, int32_t rows, in
 TP_EXPORT int32_t tp_test_dequantize(int32_t format, int32_t rows, int32_t cols, const uint8_t* file, float* out) {
     if (tp::file_row_bytes(static_cast<tp::Format>(format), cols) < 0) return 2;
     tp::ThreadPool pool(1);
-    tp::Weight w;
-    w.matrix = tp::describe_matrix(static_cast<tp::Format>(format), rows, cols);
-    if (!w.memory.allocate(tp::matrix_bytes(w.matrix))) return 3;
-    w.matrix.data = w.memory.data();
-    tp::repack(file, w.matrix, pool);
-    for (int r = 0; r < rows; ++r) tp::dequantize_row(w.matrix, r, out + static_cast<int64_t>(r) * cols);
+    tp::Matrix w = tp::describe_matrix(static_cast<tp::Format>(format), rows, cols);
+    tp::LazyMemory memory;
+    if (!memory.allocate(tp::matrix_bytes(w))) return 3;
+    w.data = memory.data();
+    tp::repack(file, w, pool);
+    for (int r = 0; r < rows; ++r) tp::dequantize_row(w, r, out + static_cast<int64_t>(r) * cols);
     return 0;
 }

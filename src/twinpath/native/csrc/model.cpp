@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "repack.h"
@@ -39,6 +40,24 @@ bool LazyMemory::allocate(int64_t bytes, bool huge) {
     (void)huge;
 #endif
     return true;
+}
+
+uint8_t* WeightMemory::take(int64_t bytes) {
+    constexpr int64_t kLine = 64, kHugePage = 2 << 20, kChunkBytes = 64 << 20;
+    const int64_t room = round_up(bytes, kLine);
+    if (room > left_) {
+        const int64_t size = std::max(room, kChunkBytes);
+        LazyMemory chunk;
+        if (!chunk.allocate(size + kHugePage, true)) return nullptr;
+        const auto begin = reinterpret_cast<uintptr_t>(chunk.data());
+        next_ = chunk.data() + (round_up(static_cast<int64_t>(begin), kHugePage) - static_cast<int64_t>(begin));
+        left_ = size;
+        chunks_.push_back(std::move(chunk));
+    }
+    uint8_t* const taken = next_;
+    next_ += room;
+    left_ -= room;
+    return taken;
 }
 
 namespace {
@@ -106,8 +125,8 @@ std::string Model::set_tensor(const std::string& name, Format format, int32_t ro
         return decode_vector(format, data, cols, place.vector->data()) ? "" : "tensor " + name + " is quantised; a vector must not be";
     }
     Matrix m = describe_matrix(format, rows, cols);
-    if (!place.weight->memory.allocate(matrix_bytes(m), true)) return "no memory for tensor " + name;
-    m.data = place.weight->memory.data();
+    m.data = memory.take(matrix_bytes(m));
+    if (!m.data) return "no memory for tensor " + name;
     repack(data, m, pool);
     place.weight->matrix = m;
     return "";
