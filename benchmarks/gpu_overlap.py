@@ -1,11 +1,10 @@
-# ruff: noqa: B023, E501
 """Decode beside other work on one card: what a partition costs it, and why.
 
     python -m benchmarks.gpu_overlap --json out.json
 
-The persistent step of an 8B (8 rows at 1K) holds 72 multiprocessors while blocks of one kind of load hold the other 60: idle,
-products without memory, reads of what the L2 holds, reads of memory at several rates, the library's products. A reader
-of 72 blocks, which never meets, stands for a step without its meetings. Then the whole card's step from a stream of
+The persistent step of an 8B (8 rows at 1K) holds 72 multiprocessors while blocks of one kind of load hold the other 60:
+idle, products without memory, reads of what the L2 holds, reads of memory at several rates, the library's products. A
+reader of 72 blocks, which never meets, stands for a step without its meetings. Then the whole card's step from a stream of
 high priority beside products from one of low priority, and the two in turn from one stream.
 """
 
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,10 @@ class Card:
         self._data = torch.ones(8 << 28, dtype=torch.int32, device=DEVICE)
         self.high = torch.cuda.Stream(priority=-1)
         self.low = torch.cuda.Stream(priority=0)
-        self._counts = {sms: torch.zeros(132, dtype=torch.int64, device=DEVICE) for sms in (DECODE_SMS, OTHER_SMS)}
+        self.counts = {sms: torch.zeros(132, dtype=torch.int64, device=DEVICE) for sms in (DECODE_SMS, OTHER_SMS)}
 
     def start(self, load: Load, num_sms: int, for_ms: float, stream: torch.cuda.Stream) -> Tensor:
-        counts = self._counts[num_sms]
+        counts = self.counts[num_sms]
         values = [self._data.data_ptr(), load.region_bytes // 16, counts.data_ptr()]
         with torch.cuda.stream(stream):
             counts.zero_()
@@ -133,6 +133,11 @@ class Products:
             torch.nn.functional.linear(self._x, weight)
         torch.nn.functional.linear(self._wide, self._layer.down)
 
+    def repeat(self, num_times: int, stream: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(stream):
+            for _ in range(num_times):
+                self.run()
+
 
 @contextmanager
 def partition(num_sms: int) -> Iterator[torch.cuda.Stream]:
@@ -157,11 +162,9 @@ def bench_partition(card: Card, step: DecodeStep) -> list[dict[str, Any]]:
 
     for load in LOADS:
         for_ms = 220.0
-        row = card.beside(
-            graphs[DECODE_SMS].replay, lambda load=load: card.start(load, OTHER_SMS, for_ms, card.low), for_ms, 30
-        )  # fmt: skip
+        row = card.beside(graphs[DECODE_SMS].replay, partial(card.start, load, OTHER_SMS, for_ms, card.low), for_ms, 30)
         found.append(
-            {"decode_sms": DECODE_SMS, "beside": load.name, **row, "load_tb_s": rate(card._counts[OTHER_SMS], for_ms)}
+            {"decode_sms": DECODE_SMS, "beside": load.name, **row, "load_tb_s": rate(card.counts[OTHER_SMS], for_ms)}
         )
     reader = LOADS[4]
     for load in (LOADS[0], LOADS[1], LOADS[2], LOADS[4]):
@@ -169,7 +172,8 @@ def bench_partition(card: Card, step: DecodeStep) -> list[dict[str, Any]]:
         card.start(load, OTHER_SMS, 60.0, card.low)
         counts = card.start(reader, DECODE_SMS, 50.0, card.high)
         torch.cuda.synchronize()
-        found.append({"reader_sms": DECODE_SMS, "beside": load.name, "reader_tb_s": rate(counts, 50.0), "load_tb_s": rate(card._counts[OTHER_SMS], 60.0)})  # fmt: skip
+        rates = {"reader_tb_s": rate(counts, 50.0), "load_tb_s": rate(card.counts[OTHER_SMS], 60.0)}
+        found.append({"reader_sms": DECODE_SMS, "beside": load.name, **rates})
     return found
 
 
@@ -189,13 +193,7 @@ def bench_products(card: Card, step: DecodeStep, products: Products) -> list[dic
         alone_ms = begin.elapsed_time(end) / 20
         found.append({"products_sms": OTHER_SMS, "tflops": round(products.flops / alone_ms / 1e9)})
     with partition(OTHER_SMS) as stream:
-
-        def work() -> None:
-            with torch.cuda.stream(stream):
-                for _ in range(int(250 / alone_ms)):
-                    products.run()
-
-        row = card.beside(graph.replay, work, 220.0, 30)
+        row = card.beside(graph.replay, partial(products.repeat, int(250 / alone_ms), stream), 220.0, 30)
         found.append({"decode_sms": DECODE_SMS, "beside": "the library's products in a partition", **row})
     return found
 
@@ -236,9 +234,15 @@ def bench_priority(card: Card, step: DecodeStep, products: Products) -> list[dic
         seconds = time.perf_counter() - began_s
         times = sorted(b.elapsed_time(a) for b, a in events[2:])
         found.append(
-            {"way": name, "period_ms": 8, "step_p50_ms": round(times[len(times) // 2], 3), "step_max_ms": round(times[-1], 3),
-             "products_kept": round(done * alone_ms / 1e3 / seconds, 3), "products_alone_tflops": round(products.flops / alone_ms / 1e9)}
-        )  # fmt: skip
+            {
+                "way": name,
+                "period_ms": round(_PERIOD_S * 1e3),
+                "step_p50_ms": round(times[len(times) // 2], 3),
+                "step_max_ms": round(times[-1], 3),
+                "products_kept": round(done * alone_ms / 1e3 / seconds, 3),
+                "products_alone_tflops": round(products.flops / alone_ms / 1e9),
+            }
+        )
     return found
 
 
