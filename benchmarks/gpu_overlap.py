@@ -4,8 +4,8 @@
 
 The persistent step of an 8B (8 rows at 1K) holds 72 multiprocessors while blocks of one kind of load hold the other 60:
 idle, products without memory, reads of what the L2 holds, reads of memory at several rates, the library's products. A
-reader of 72 blocks, which never meets, stands for a step without its meetings. Then the whole card's step from a stream of
-high priority beside products from one of low priority, and the two in turn from one stream.
+reader of 72 blocks, which never meets, stands for a step without its meetings. Then the whole card's step from a stream
+of high priority beside products from one of low priority, and the two in turn from one stream.
 """
 
 from __future__ import annotations
